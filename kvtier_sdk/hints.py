@@ -92,7 +92,8 @@ class Receipt:
 
     def __str__(self) -> str:
         whose = f"session {self.session!r}" if self.session else f"request {self.request_id}"
-        parts = [f"{self.verb.value} for {whose}: {self.outcome.value}, {self.chunks:,} chunks"]
+        what = "hint" if self.verb is Verb.UNKNOWN else self.verb.value
+        parts = [f"{what} for {whose}: {self.outcome.value}, {self.chunks:,} chunks"]
         if self.duration_s is not None:
             parts.append(f"{self.duration_s:.0f} s")
         return ", ".join(parts) + (f": {self.reason}" if self.reason else "")

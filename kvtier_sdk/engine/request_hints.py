@@ -17,15 +17,23 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
+#: Hints of which a request may have several, for example for ranges of tokens.
+_REPEATED = ("pin", "retain")
+#: What to write, where pydantic would name our types. The empty name is the whole table.
+_TO_WRITE = {
+    "": 'write a table such as {"session": "chat 7", "pin": "5m"}',
+    "tokens": "write two numbers such as [0, 4096]",
+    "prefetch": f"write true, or a session's name of at most {_LONGEST_NAME} characters",
+}
 
 
 def _as_leases(value: Any) -> Any:
     """Read ``true`` and ``"5m"`` as a lease of the whole request."""
     if value is None or value is False:
         return []
-    each = value if isinstance(value, list) else [value]
     return [
-        one if isinstance(one, Mapping) else {} if one is True else {"for": one} for one in each
+        one if isinstance(one, Mapping) else {} if one is True else {"for": one}
+        for one in _listed(value)
     ]
 
 
@@ -44,6 +52,7 @@ class _Lease(_Model):
     priority: _Priority | None = None
 
 
+_LEASE_FIELDS = [field.alias or name for name, field in _Lease.model_fields.items()]
 _Leases = Annotated[list[_Lease], BeforeValidator(_as_leases), Field(max_length=16)]
 
 
@@ -123,16 +132,30 @@ def _joined(table: object, actions: Iterable[tuple[str, Mapping[str, Any]]]) -> 
     for name, payload in actions:
         own = dict(payload)
         joined |= {key: own.pop(key) for key in ("session", "tenant") if key in own}
-        joined[name] = own.get("value", own) if own else True
+        hint = own.get("value", own) if own else True
+        if name in joined and name in _REPEATED:
+            hint = [*_listed(joined[name]), *_listed(hint)]
+        joined[name] = hint
     return joined
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 def _in_words(error: ValidationError) -> str:
-    parts = []
+    # The details of an either-or, such as 'prefetch', become the same part, which is named once.
+    parts: dict[str, None] = {}
     for detail in error.errors(include_url=False, include_input=False):
-        where = ".".join(str(part)[:_LONGEST_NAME] for part in detail["loc"]) or "kvtier"
+        names = [str(part)[:_LONGEST_NAME] for part in detail["loc"]]
         what = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
-            what = nearest(where, _Hints.model_fields, "allowed")
-        parts.append(f"{where}: {what}")
+        if detail["type"] == "extra_forbidden":
+            fields = _Hints.model_fields if len(names) == 1 else _LEASE_FIELDS
+            what = nearest(names[-1], fields, "allowed")
+        else:
+            for place, name in enumerate(names or [""]):
+                if name in _TO_WRITE:
+                    names, what = names[: place + 1], _TO_WRITE[name]
+                    break
+        parts[f"{'.'.join(names) or 'kvtier'}: {what}"] = None
     return one_line("; ".join(parts))[:_LONGEST_MISTAKE]

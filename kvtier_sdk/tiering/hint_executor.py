@@ -118,6 +118,7 @@ class HintExecutor:
             # The step that ends leases may not have begun, and a use must not revive a lease.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
+            self._leases.end(self._leases.among(keys, request.tenant, _prefetch_owner(request)))
         if request.session is not None:
             self._sessions.note(request.tenant, request.session, keys)
         for hint in request.hints:
@@ -162,7 +163,8 @@ class HintExecutor:
                     self._leases.end(self._leases.of(request.tenant, owner))
             if verb is Verb.END:
                 self._end_session(request)
-            self._write(hint, request, Outcome.ACCEPTED, len(keys), request.resume_in_s)
+            wait_s = request.resume_in_s if verb is Verb.RESUME_IN else None
+            self._write(hint, request, Outcome.ACCEPTED, len(keys), wait_s)
 
     def _lease(self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey]) -> None:
         asked_s = hint.duration_s or 0.0
@@ -217,6 +219,10 @@ class HintExecutor:
         wait_s = 0.0
         if hint.session is not None:
             keys = self._sessions.chunks(request.tenant, hint.session)
+            # The turn that ends the prefetch is that session's.
+            request = RequestContext(
+                request.request_id, session=hint.session, tenant=request.tenant
+            )
         elif request.resume_in_s is not None and request.resume_in_s < inf:
             wait_s = request.resume_in_s
         else:
@@ -231,7 +237,7 @@ class HintExecutor:
             self._refuse(hint, request, f"the latest turn is after {longest}")
         else:
             turn_s = now_s + wait_s
-            prefetch = Prefetch(hint, request, keys, turn_s, turn_s + _PREFETCH_S)
+            prefetch = Prefetch(request, keys, turn_s, turn_s + _PREFETCH_S)
             if self._prefetcher.add(prefetch):
                 self._write(hint, request, Outcome.DEFERRED, len(keys), wait_s)
                 return prefetch
@@ -252,7 +258,7 @@ class HintExecutor:
         elif chunks < wanted:
             outcome = Outcome.CLIPPED if chunks else Outcome.REFUSED
             reason = f"{wanted - chunks:,} chunks are in no tier, or over the budget"
-        self._write(prefetch.hint, prefetch.request, outcome, chunks, reason=reason)
+        self._write(Hint(Verb.PREFETCH), prefetch.request, outcome, chunks, reason=reason)
         asked = self._operator_prefetches.pop(prefetch, None)
         if asked is not None:
             asked.receipt = self._receipts[-1]
@@ -298,7 +304,7 @@ class HintExecutor:
         self._receipts.append(receipt)
         topic = f"{hint.verb.value}.{outcome.value}"
         self._primary.stats.hints[topic] += 1
-        self._log.often(logging.INFO, topic, str(receipt))
+        self._log.often(logging.INFO, topic, f"{PRIMARY}: {receipt}")
 
 
 def _owner(request: RequestContext) -> str:

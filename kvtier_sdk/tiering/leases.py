@@ -114,6 +114,11 @@ class Leases:
     def of(self, tenant: str, owner: str) -> list[OffloadKey]:
         return [key for key in self._until_s.get(tenant, ()) if self.held[key].owner == owner]
 
+    def among(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
+        """Return the chunks of ``keys`` that an owner holds."""
+        own = self._until_s.get(tenant, ())
+        return [key for key in keys if key in own and self.held[key].owner == owner]
+
     def retained(self) -> Sequence[OffloadKey]:
         """Return the held chunks that may be evicted, the least wanted first."""
         found = [

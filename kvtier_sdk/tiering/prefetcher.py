@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from kvtier_sdk.hints import Hint
 from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, SlotState
@@ -30,25 +29,18 @@ class Prefetch:
     """The chunks of one session, to be loaded before its next turn.
 
     Attributes:
-        hint: the hint, which may name another session than the request's.
-        request: the request that asked for the prefetch.
+        request: the request that asked for the prefetch, with the session that is meant.
         turn_s: clock time at which the turn is expected; the chunks should be there by then.
         until_s: clock time at which the prefetch is given up if it has not ended.
         place: number of chunks, from the first on, that are in the primary tier.
         loading: the request for which the chunks are loaded; ``None`` before the first load.
     """
 
-    __slots__ = ("hint", "keys", "loading", "place", "request", "turn_s", "until_s")
+    __slots__ = ("keys", "loading", "place", "request", "turn_s", "until_s")
 
     def __init__(
-        self,
-        hint: Hint,
-        request: RequestContext,
-        keys: Sequence[OffloadKey],
-        turn_s: float,
-        until_s: float,
+        self, request: RequestContext, keys: Sequence[OffloadKey], turn_s: float, until_s: float
     ) -> None:
-        self.hint = hint
         self.request = request
         self.keys = keys
         self.turn_s = turn_s
@@ -123,7 +115,7 @@ class Prefetcher:
         """End the prefetches for a session whose turn has come."""
         for prefetch in list(self.waiting):
             request = prefetch.request
-            if request.tenant == tenant and (prefetch.hint.session or request.session) == session:
+            if (request.tenant, request.session) == (tenant, session):
                 self.end(prefetch, is_late=True)
 
     def end(self, prefetch: Prefetch, *, is_late: bool = False) -> None:

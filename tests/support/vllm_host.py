@@ -122,10 +122,18 @@ class Host:
         while self._scheduler.has_requests() or connector.has_pending_push_work():
             self._engine.step()
 
-    def add(self, prompts: list[list[int]]) -> None:
+    def add(
+        self, prompts: list[list[int]], hints: dict[str, Any] | None = None, **params: Any
+    ) -> None:
+        """Add requests; ``hints`` maps the actions of vLLM's ``kv_hints`` to their payloads."""
         for prompt in prompts:
             name = f"serve-{next(self._numbers)}"
-            self._engine.add_request(name, {"prompt_token_ids": prompt}, self._sampling())
+            self._engine.add_request(
+                name,
+                {"prompt_token_ids": prompt},
+                self._sampling(**params),
+                **({} if hints is None else {"kv_hints": self._envelope(hints)}),
+            )
             self._served[name] = None
 
     def step_until_loading(self) -> bool:
@@ -226,6 +234,15 @@ class Host:
             detokenize=False,
             **params,
         )
+
+    def _envelope(self, hints: dict[str, Any]) -> Any:
+        from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+
+        actions = [
+            KvHintAction(action_id=name, action_type=name, action_version="1", payload=payload)
+            for name, payload in hints.items()
+        ]
+        return KvHintsEnvelope(protocol_version="1", message_id="m", actions=actions)
 
     def _step_as_served(self) -> None:
         """Sleep after a step without computation, as vLLM's server does, to release the GIL."""

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm import envs
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-    OffloadingConnectorScheduler,
-)
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
@@ -74,24 +71,53 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 
 def tell_stops() -> None:
     """Let the connector tell a manager that has ``note_stop`` why each answer ended."""
-    # vLLM's own interface of a manager does not have it.
-    made = OffloadingConnectorScheduler.request_finished
-    if vars(made).get(_TELLS):
+    # vLLM's own interface of a manager does not have it, so these names may go in any release.
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+            OffloadingConnectorScheduler as Scheduler,
+        )
+
+        finish = Scheduler.request_finished
+    except (ImportError, AttributeError) as error:
+        _warn_of_untold_stops(str(error))
+        return
+    if vars(finish).get(_TELLS):
         return
 
-    @functools.wraps(made)
-    def tell_and_finish(self: Any, request: Any) -> Any:
-        note = getattr(self.manager, "note_stop", None)
-        reason = request.get_finished_reason()
-        if note is not None and reason is not None:
-            # Models with tools end a call with another token than an answer.
-            token = request.stop_reason
-            label = str(reason).lower()
-            note(request.request_id, f"{label} {token}" if isinstance(token, int) else label)
-        return made(self, request)
+    @functools.wraps(finish)
+    def tell_and_finish(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        note = getattr(getattr(self, "manager", None), "note_stop", None)
+        if note is not None:
+            try:
+                stop = _stop_of(request)
+                if stop is not None:
+                    note(request.request_id, stop)
+            except AttributeError as error:
+                _warn_of_untold_stops(str(error))
+        return finish(self, request, *args, **kwargs)
 
     vars(tell_and_finish)[_TELLS] = True
-    OffloadingConnectorScheduler.request_finished = tell_and_finish
+    Scheduler.request_finished = tell_and_finish
+
+
+def _stop_of(request: Any) -> str | None:
+    """Return why a request's answer ended, for example ``"length"``; ``None`` if it has not."""
+    reason = request.get_finished_reason()
+    if reason is None:
+        return None
+    # Models with tools end a call with another token than an answer.
+    token = request.stop_reason
+    label = str(reason).lower()
+    return f"{label} {token}" if isinstance(token, int) else label
+
+
+@functools.cache
+def _warn_of_untold_stops(why: str) -> None:
+    _log.warning(
+        "this vLLM does not tell why answers end (%s), so the pool's policy expects the next turn "
+        "equally soon after each of them",
+        why,
+    )
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
@@ -201,6 +202,11 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         request = _of(req_context)
         keys = list(keys)
+        # vLLM does not tell that the request also uses the chunks before these, which the device
+        # has. Without that, the pool would evict the begin of a prefix before its end.
+        first = keys[:1]
+        on_device = takewhile(lambda key: key not in first, compat.end_tokens(req_context))
+        self._manager.touch(list(on_device), request.context)
         spec = self._manager.prepare_load(keys, request.context)
         request.sources = dict(zip(keys, spec.sources, strict=True))
         return CPULoadStoreSpec(spec.slots)
@@ -285,8 +291,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         return self._manager.usage()
 
     def left_over(self) -> dict[str, int]:
-        """Count the pins, slots, requests and jobs held now; all are 0 in an idle engine."""
-        return self._manager.left_over()
+        """Count the pins, slots, requests, jobs and stops held now; all are 0 in an idle engine."""
+        return self._manager.left_over() | {"stops": len(self._stops)}
 
     def shutdown(self) -> None:
         self._stack.close()

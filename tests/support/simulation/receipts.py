@@ -104,6 +104,11 @@ class HintRecord:
         self.leases.begin()
         yield
         self.leases.used(keys)
+        # The turn for which chunks were prefetched is over.
+        own = set(
+            self.leases.of(request.tenant, f"{request.session or request.request_id} prefetch")
+        )
+        self.leases.end([key for key in keys if key in own])
         if request.session is not None:
             self._sessions[request.tenant, request.session] = keys
         receipts = self._take()
@@ -191,8 +196,9 @@ class HintRecord:
             until_s = self._clock.now_s() + wait_s + _PREFETCH_S
             if hint.session:
                 keys = self._sessions[request.tenant, session]
+            whose = hint.session or owner
             self._open.append(
-                _Prefetch(request.request_id, request.tenant, session, owner, keys, until_s)
+                _Prefetch(request.request_id, request.tenant, session, whose, keys, until_s)
             )
         elif outcome is Outcome.DEFERRED or outcome is Outcome.EXPIRED:
             self._complain(str(receipt))

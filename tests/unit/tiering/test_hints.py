@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
 import pytest
@@ -155,11 +156,44 @@ def test_a_range_of_tokens_needs_an_engine_that_knows_them(make: Make) -> None:
     assert list(engine.manager._primary.leases.held) == KEYS[1:3]
 
 
-def test_what_cannot_be_read_is_refused_with_advice(make: Make) -> None:
+def test_what_cannot_be_read_is_refused_with_advice(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     engine = make(slots=8, tiers=0, manager=ALL)
     (receipt,) = turn(engine, "r", KEYS[:1], pinn="5m")
     assert (receipt.verb, receipt.outcome) == (Verb.UNKNOWN, Outcome.REFUSED)
     assert "did you mean 'pin'?" in receipt.reason
+    assert f"host: hint for request r: refused, 0 chunks: {receipt.reason}" in caplog.messages
+
+
+def test_actions_add_leases_to_each_other_and_to_the_table() -> None:
+    ranges = [[0, 16], [32, 48], [64, 80]]
+    table, *payloads = [{"tokens": tokens} for tokens in ranges]
+    actions = [("pin", payload) for payload in payloads]
+    request = read_request("r", {"kvtier": {"pin": table}}, [*actions, ("resume_in", {"value": 8})])
+    pins = [hint.tokens for hint in request.hints if hint.verb is Verb.PIN]
+    assert pins == [tuple(tokens) for tokens in ranges]
+    assert request.resume_in_s == 8.0
+
+
+@pytest.mark.parametrize(
+    ("hints", "advice"),
+    [
+        ("pin", 'kvtier: write a table such as {"session": "chat 7", "pin": "5m"}'),
+        ({"pin": nan}, "pin.0.for: nan is not a duration; write for example '250ms'"),
+        ({"pin": {"tokens": [3]}}, "pin.0.tokens: write two numbers such as [0, 4096]"),
+        (
+            {"retain": {"token": [0, 3]}},
+            "retain.0.token: did you mean 'tokens'? allowed: for, priority, tokens",
+        ),
+        ({"prefetch": 5}, "prefetch: write true, or a session's name of at most 256 characters"),
+        ({"session": "s" * 2**20}, "session: String should have at most 256 characters"),
+    ],
+)
+def test_advice_is_in_the_callers_terms(hints: object, advice: str) -> None:
+    (hint,) = read_request("r", {"kvtier": hints}).hints
+    assert hint.mistake == advice
 
 
 # --- budgets ----------------------------------------------------------------------------------
@@ -289,7 +323,8 @@ def test_an_ended_session_is_not_spilled_but_what_another_shares_is(make: Make) 
 def test_an_end_releases_the_sessions_pins(make: Make) -> None:
     engine = make(slots=8, tiers=0, manager=ALL)
     turn(engine, "r", KEYS[:2], session="s", pin="1h")
-    turn(engine, "q", KEYS[:2], session="s", end=True)
+    (receipt,) = turn(engine, "q", KEYS[:2], session="s", end=True)
+    assert str(receipt) == "end for session 's': accepted, 2 chunks"
     assert engine.manager.usage().leased == 0
 
 
@@ -338,6 +373,27 @@ def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
     engine.step(times=10)
     assert all(present(engine, *KEYS[:6]))
     assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
+
+
+def test_only_the_prefetched_sessions_turn_ends_a_prefetch(make: Make) -> None:
+    engine = left_pool(make)
+    turn(engine, "q", KEYS[20:21], session="another", prefetch="s")
+    engine.manager.on_new_request(read_request("p", {"kvtier": {"session": "another"}}))
+    assert not engine.manager.take_receipts()
+    engine.manager.on_new_request(read_request("o", {"kvtier": {"session": "s"}}))
+    (receipt,) = engine.manager.take_receipts()
+    assert (receipt.outcome, receipt.session) == (Outcome.EXPIRED, "s")
+
+
+def test_prefetched_chunks_leave_the_budget_with_the_turn(make: Make) -> None:
+    engine = left_pool(make)
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step(times=10)
+    assert engine.manager.usage().leased == 6
+    turn(engine, "p", KEYS[:6], session="another")
+    assert engine.manager.usage().leased == 6
+    turn(engine, "o", KEYS[:6], session="s")
+    assert engine.manager.usage().leased == 0
 
 
 def test_a_prefetch_waits_while_a_request_loads(make: Make) -> None:

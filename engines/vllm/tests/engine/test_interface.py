@@ -156,6 +156,23 @@ def test_a_chunk_goes_down_and_comes_back(manager: KVTierOffloadingManager) -> N
     assert manager.usage().pinned == 0
 
 
+def test_a_load_also_uses_the_chunks_before_it_that_the_device_has() -> None:
+    keys = [base.make_offload_key(bytes([n]) * 32, 0) for n in range(10)]
+    with opened_manager(make_config([], eviction_policy="lru")) as manager:
+        store(manager, keys[:4])
+        store(manager, keys[4:8])  # now the pool is full
+        loading = request(manager, "loads")
+        for place, key in enumerate(keys[:4]):
+            loading.set_offload_key_position(key, 16 * (place + 1))
+        assert look_up(manager, keys[2:4], loading) == [LookupResult.HIT] * 2
+        manager.prepare_load(keys[2:4], loading)
+        manager.complete_load(set(keys[2:4]), loading)
+        end_step(manager)
+        output = manager.prepare_store(keys[8:], loading)
+        assert output is not None
+        assert sorted(output.evicted_keys) == keys[6:8]
+
+
 def test_a_request_that_waits_is_put_off_after_two_lookups() -> None:
     # This key belongs to a second KV-cache group. The tier does not answer during the test.
     group = KEYS[0][:-4] + (1).to_bytes(4, "big")

@@ -1,35 +1,28 @@
 """The README's steps from an empty environment to a tier under ``vllm serve``."""
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sysconfig
-import time
-import urllib.request
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from support.redis_server import free_port
+from vllm_server import (
+    OPTIONS,
+    VARIABLES,
+    complete,
+    make_model,
+    make_words,
+    name_vllm,
+    serving,
+    wait_for,
+)
 
 ROOT = Path(__file__).parents[4]
 #: Number of words in the prompt, enough for several blocks of 128 tokens.
 WORDS = 400
-_START_S = 300.0
-#: Settings of a small engine on a CPU, added to the README's command.
-_ENGINE = "--dtype float32 --enforce-eager --max-model-len 1024 --port {port}"
-_VARIABLES = {
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+PROMPT = make_words(0, WORDS)
 
 
 def commands() -> list[str]:
@@ -49,9 +42,7 @@ def make_environment(folder: Path) -> Path:
             (shared / found.name).symlink_to(found)
     own = next(folder.glob("lib/python*/site-packages"))
     (own / "shared.pth").write_text(str(shared))
-    # vLLM looks up its version under the name "vllm", but the CPU build has another name.
-    (own / "vllm-0.32.0+cpu.dist-info").mkdir()
-    (own / "vllm-0.32.0+cpu.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
+    name_vllm(own)
     program = folder / "bin" / "vllm"
     program.write_text(
         f"#!{folder}/bin/python\n"
@@ -63,91 +54,6 @@ def make_environment(folder: Path) -> Path:
     return program.parent
 
 
-def make_model(folder: Path) -> None:
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    words = {word: number for number, word in enumerate(["<s>", "</s>", "<unk>", *WORD_LIST])}
-    torch.manual_seed(0)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(words),
-            hidden_size=256,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=8,
-            num_key_value_heads=8,
-            max_position_embeddings=2048,
-            bos_token_id=0,
-            eos_token_id=1,
-        )
-    ).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(folder)
-
-
-WORD_LIST = [f"word{number}" for number in range(100)]
-PROMPT = " ".join(WORD_LIST[number * 7 % 100] for number in range(WORDS))
-
-
-@contextmanager
-def serving(
-    command: str, variables: dict[str, str], folder: Path, port: int
-) -> Iterator[subprocess.Popen[bytes]]:
-    log = folder / "serve.log"
-    with log.open("ab") as output:
-        words = ["bash", "-c", f"exec {command}"]
-        engine = subprocess.Popen(words, cwd=folder, env=variables, stdout=output, stderr=output)
-    try:
-        deadline_s = time.monotonic() + _START_S
-        while not answers(f"http://127.0.0.1:{port}/health"):
-            assert engine.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline_s, log.read_text()[-4000:]
-            time.sleep(0.2)
-        yield engine
-    finally:
-        engine.send_signal(signal.SIGINT)
-        engine.wait(60)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def complete(port: int, model: Path) -> str:
-    body = {"model": str(model), "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        document: dict[str, Any] = json.load(answer)
-    return str(document["choices"][0]["text"])
-
-
-def metric(port: int, name: str) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
-    found = re.findall(rf"^{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
-    return sum(map(float, found))
-
-
-def wait_for(port: int, name: str, value: float) -> None:
-    deadline_s = time.monotonic() + 60
-    while metric(port, name) < value:
-        assert time.monotonic() < deadline_s, f"{name} is {metric(port, name)}"
-        time.sleep(0.5)
-
-
 def test_five_commands_lead_to_a_verified_tier(tmp_path: Path) -> None:
     programs = make_environment(tmp_path / "env")
     model, chunks, port = tmp_path / "model", tmp_path / "kv", free_port()
@@ -155,7 +61,7 @@ def test_five_commands_lead_to_a_verified_tier(tmp_path: Path) -> None:
     asked = commands()
     assert len(asked) == 5
     told = {"/data/kv": str(chunks), "200GiB": "1GiB", "32GiB": "256MiB", "MODEL": str(model)}
-    variables = {**os.environ, **_VARIABLES, "PATH": f"{programs}:{os.environ['PATH']}"}
+    variables = {**os.environ, **VARIABLES, "PATH": f"{programs}:{os.environ['PATH']}"}
     variables.pop("PYTHONPATH", None)
 
     def run(command: str) -> str:
@@ -174,11 +80,11 @@ def test_five_commands_lead_to_a_verified_tier(tmp_path: Path) -> None:
     assert "ok" in run(check).splitlines()[-1]
     for word, own in told.items():
         serve = serve.replace(word, own)
-    serve += " " + _ENGINE.format(port=port)
+    serve += f" {OPTIONS} --max-model-len 1024 --port {port}"
     with serving(serve, variables, tmp_path, port):
-        first = complete(port, model)
-        wait_for(port, "kvtier_stored_chunks_total", WORDS // 128)
+        first = complete(port, str(model), PROMPT)["choices"][0]["text"]
+        wait_for(port, "kvtier_stored_chunks_total", WORDS // 128, tier="file")
     with serving(serve, variables, tmp_path, port):
-        assert complete(port, model) == first
+        assert complete(port, str(model), PROMPT)["choices"][0]["text"] == first
         wait_for(port, "kvtier_hit_chunks_total", WORDS // 128)
     assert str(model) in run(look)

@@ -1,0 +1,259 @@
+"""Hints that clients of ``vllm serve`` send over HTTP, and operators over the admin socket."""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.redis_server import free_port
+from vllm_server import (
+    OPTIONS,
+    VARIABLES,
+    complete,
+    make_model,
+    make_words,
+    metric,
+    name_vllm,
+    serving,
+    wait_for,
+    wait_until,
+)
+
+PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
+BLOCK_TOKENS = 128
+#: Chunks of a prompt. The pool has 64, and a quarter of them is the budget of hints.
+CHUNKS = 10
+#: Chunks of one size fill the pool twice, and the device many times.
+FLOOD = 13
+_ROUNDS = 4
+
+
+class Server:
+    def __init__(self, folder: Path, model: Path, port: int) -> None:
+        self.socket = folder / "kvtier.sock"
+        self._log = folder / "serve.log"
+        self.model = str(model)
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self._port = port
+        self._floods = 0
+
+    def ask(self, prompt: str, hints: object = None, **options: Any) -> dict[str, Any]:
+        if hints is not None:
+            options["kv_transfer_params"] = {"kvtier": hints}
+        return complete(self._port, self.model, prompt, **options)
+
+    def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
+        """Ask; return the chunks that were not computed, and the hits in the pool and the tier."""
+        self.rest()
+        before = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
+        details = self.ask(prompt, hints)["usage"]["prompt_tokens_details"] or {}
+        cached = details.get("cached_tokens", 0) // BLOCK_TOKENS
+        self.rest()
+        after = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
+        in_pool, in_files = (int(b - a) for a, b in zip(before, after, strict=True))
+        return cached, in_pool, in_files
+
+    def rest(self) -> None:
+        """Wait until the metrics tell of all work."""
+        lookups = self.count("hints", verb="resume_in", outcome="accepted")
+        self.ask("word1", {"resume_in": 60}, max_tokens=1)
+        wait_for(
+            self._port, "kvtier_hints_total", lookups + 1, verb="resume_in", outcome="accepted"
+        )
+
+    def flood(self) -> None:
+        """Push everything out of the device, and out of the pool what no hint keeps there."""
+        for _ in range(FLOOD):
+            self._floods += 1
+            self.ask(make_words(-self._floods, CHUNKS * BLOCK_TOKENS + 5), max_tokens=1)
+
+    def count(self, name: str, **labels: str) -> float:
+        return metric(self._port, f"kvtier_{name}_total", **labels)
+
+    def receipts(self, verb: str, outcome: str) -> float:
+        return self.count("hints", verb=verb, outcome=outcome)
+
+    def first_token_s(self, prompt: str, hints: object) -> float:
+        began_s = time.perf_counter()
+        self.ask(prompt, hints, max_tokens=1)
+        return time.perf_counter() - began_s
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def command(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvtier_sdk.cli", words[0], str(self.socket), *words[1:]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return done.stdout.strip()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Let the engine make steps."""
+        over = threading.Event()
+
+        def serve() -> None:
+            while not over.is_set():
+                self.ask("word1 word2", max_tokens=2)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("served")
+    model, port = folder / "model", free_port()
+    make_model(model)
+    name_vllm(folder / "site")
+    server = Server(folder, model, port)
+    offloading = {
+        "spec_name": "KVTierOffloadingSpec",
+        "spec_module_path": "kvtier_vllm",
+        "cpu_bytes_to_use": "32MiB",
+        "secondary_tiers": [f"file://{folder}/kv?capacity=1GiB"],
+        "admin_socket": str(server.socket),
+    }
+    config = folder / "offloading.json"
+    config.write_text(
+        json.dumps(
+            {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": offloading,
+            }
+        )
+    )
+    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    command = (
+        f"{sys.executable} -m vllm.entrypoints.cli.main serve {model} {OPTIONS} --port {port} "
+        f'--kv-transfer-config "$(cat {config})" --enable-prompt-tokens-details '
+        # The device holds little more than one prompt.
+        f"--max-model-len 1536 --num-gpu-blocks-override 14"
+    )
+    variables = {**os.environ, **VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep)}
+    with serving(command, variables, folder, port):
+        yield server
+
+
+def words(seed: int, chunks: int = CHUNKS) -> str:
+    return make_words(seed, chunks * BLOCK_TOKENS + 5)
+
+
+def test_a_pinned_prompt_outlives_other_traffic_in_the_pool(server: Server) -> None:
+    pinned, other = words(1), words(2)
+    server.ask(pinned, {"session": "chat 7", "pin": "5m"})
+    server.ask(other)
+    server.flood()
+    assert server.cached_chunks(pinned) == (CHUNKS, CHUNKS, 0)
+    assert server.cached_chunks(other)[1] == 0
+    assert server.receipts("pin", "accepted") == 1
+    told = f"host: pin for session 'chat 7': accepted, {CHUNKS} chunks, 300 s"
+    assert told in server.log()
+    server.ask(pinned, {"session": "chat 7", "end": True})
+    server.flood()
+    assert server.cached_chunks(pinned)[1] == 0
+
+
+def test_a_prefetched_session_is_in_the_pool_at_its_next_turn(server: Server) -> None:
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * _ROUNDS):
+        is_prefetched = bool(number % 2)
+        session, prompt = f"task {number}", words(100 + number)
+        server.ask(prompt, {"session": session})
+        server.flood()
+        if is_prefetched:
+            accepted = server.receipts("prefetch", "accepted")
+            server.ask("word3", {"prefetch": session})
+            with server.busy():
+                wait_until(
+                    lambda before=accepted: server.receipts("prefetch", "accepted") > before,
+                    f"a receipt for {session}",
+                )
+        if number < 2:
+            _, in_pool, _ = server.cached_chunks(prompt + " word4", {"session": session})
+            assert in_pool == (CHUNKS if is_prefetched else 0)
+        else:
+            times[is_prefetched].append(
+                server.first_token_s(prompt + " word4", {"session": session})
+            )
+    for is_prefetched, measured in times.items():
+        name = "with" if is_prefetched else "without"
+        print(f"first token {name} prefetch: {1e3 * statistics.median(measured):.1f} ms")
+
+
+def test_the_agents_page_gives_hints_to_an_engine(server: Server) -> None:
+    from openai import OpenAI
+
+    deferred = server.receipts("prefetch", "deferred")
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    with OpenAI(base_url=server.url, api_key="none") as client:
+        names = {
+            "client": client,
+            "model": server.model,
+            "messages": [{"role": "user", "content": words(400, 2)}],
+            "conversation_id": "chat 8",
+            "expected_tool_s": 600,
+        }
+        exec(code, names)
+    assert names["answer"].choices[0].message.content
+    server.rest()
+    assert server.receipts("prefetch", "deferred") == deferred + 1
+    with server.busy():
+        told = server.command("pin", "chat 8", "--for", "1m")
+    # A long answer has chunks too, and vLLM stores only those of prompts.
+    assert told.startswith("pin for session 'chat 8': ")
+    assert ", 2 chunks, 60 s" in told
+
+
+def test_requests_with_bad_hints_are_answered(server: Server) -> None:
+    bad: list[object] = ["pin", {"pin": float("nan")}, {"pim": "5m"}, {"session": "x" * 2**20}]
+    for number, hints in enumerate(bad):
+        answer = server.ask(words(200 + number, 1), hints)
+        assert answer["choices"][0]["finish_reason"] == "length"
+    server.rest()
+    assert server.receipts("unknown", "refused") == len(bad)
+    # The log has the first of each minute.
+    assert ": refused, 0 chunks: kvtier: write a table such as" in server.log()
+
+
+def test_commands_move_a_sessions_chunks(server: Server) -> None:
+    prompt = words(300)
+    server.ask(prompt, {"session": "system-prompt"})
+    server.rest()
+    idle = "the engine is idle; it will do this with its next request"
+    wait_until(lambda: server.command("pin", "system-prompt") == idle, "the engine is idle")
+    server.flood()
+    assert server.cached_chunks(prompt)[1] == CHUNKS
+    with server.busy():
+        assert server.command("pin", "nobody") == (
+            "pin for session 'nobody': refused, 0 chunks: no chunks of session 'nobody' are known"
+        )
+        told = server.command("pin", "system-prompt", "--for", "1h")
+        assert told == f"pin for session 'system-prompt': accepted, {CHUNKS} chunks, 3600 s"
+        assert "accepted" in server.command("forget", "system-prompt")
+    assert server.cached_chunks(prompt)[1] == 0
+    server.ask(prompt, {"session": "system-prompt"})
+    server.flood()
+    with server.busy():
+        told = server.command("prefetch", "system-prompt")
+        assert told == f"prefetch for session 'system-prompt': accepted, {CHUNKS} chunks"
+    server.ask(words(301, 10))
+    assert server.cached_chunks(prompt)[1] == CHUNKS
