@@ -104,15 +104,18 @@ class HintExecutor:
         if request.session is not None and self._prefetcher.waiting:
             self._prefetcher.drop(request.tenant, request.session)
 
-    def finish(
-        self, request: RequestContext, keys: Sequence[OffloadKey], ends: Mapping[OffloadKey, int]
-    ) -> None:
+    def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
         """Carry out the hints of a request that has ended.
 
         Args:
-            keys: the request's chunks, in prefix order.
-            ends: maps each of them to the tokens up to its end; empty if the engine does not know.
+            ends: maps each of the request's chunks, in prefix order, to the tokens up to its end;
+                empty if the engine does not know.
         """
+        request, named = state.context, state.named or {}
+        keys = list(ends or named)
+        # An engine need not offload the answer.
+        while keys and keys[-1] not in named and keys[-1] not in self._primary.by_key:
+            keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
             # The step that ends leases may not have begun, and a use must not revive a lease.

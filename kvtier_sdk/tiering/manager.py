@@ -493,9 +493,8 @@ class TieringManager:
         if not state.finished:
             state.finished = True
             state.stop = stop
-            ends = end_tokens or {}
             if state.named is not None or self._primary.leases.held:
-                self._hints.finish(state.context, list(ends or state.named or ()), ends)
+                self._hints.finish(state, end_tokens or {})
             self._alive -= 1
             if not self._alive:
                 # End the compute rate's burst now, because the engine may make no further step.

@@ -138,6 +138,7 @@ def test_a_receipt_says_what_was_clipped(make: Make) -> None:
     assert list(engine.manager._primary.leases.held) == KEYS[:2], "the begin of the prefix"
     absent = read_request("q", {"kvtier": {"pin": True}})
     engine.manager.on_new_request(absent)
+    engine.look(absent, KEYS[40])
     engine.manager.on_request_finished(absent, {KEYS[40]: 16})
     (receipt,) = engine.manager.take_receipts()
     assert (receipt.outcome, receipt.reason) == (
@@ -145,6 +146,15 @@ def test_a_receipt_says_what_was_clipped(make: Make) -> None:
         "1 chunks are not in the pool; the longest is 60 s",
     )
     assert engine.manager.stats[0].hints == {"pin.clipped": 1, "pin.refused": 1}
+
+
+def test_an_answer_that_is_not_offloaded_is_not_missed(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    request = read_request("r", {"kvtier": {"pin": "1m"}})
+    engine.manager.on_new_request(request)
+    engine.store(request, KEYS[0])
+    engine.manager.on_request_finished(request, {KEYS[0]: 16, KEYS[1]: 32})
+    assert outcomes(engine.manager.take_receipts()) == [("pin", "accepted", 1)]
 
 
 def test_a_range_of_tokens_needs_an_engine_that_knows_them(make: Make) -> None:
@@ -446,15 +456,15 @@ def test_a_prefetch_whose_lookup_was_first_waits_for_a_load(make: Make) -> None:
 
 def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
     engine = left_pool(make)
-    session = read_request("q", {"kvtier": {"prefetch": "t", "session": "t"}})
-    engine.manager.on_new_request(session)
-    engine.manager.on_request_finished(session, {KEYS[5]: 16})
-    engine.look(A, *KEYS[:2])
+    asking = read_request("q", {"kvtier": {"prefetch": "s"}})
+    engine.manager.on_new_request(asking)
+    engine.manager.on_request_finished(asking)
+    engine.look(A, *KEYS[4:6])
     engine.step()
     loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
-    assert loads == [KEYS[:2]], "the prefetch's chunk is known to be in the tier too"
-    engine.step(times=5)
-    assert present(engine, KEYS[5]) == [True]
+    assert loads == [KEYS[4:6]], "the prefetch's chunks are known to be in the tier too"
+    engine.step(times=10)
+    assert all(present(engine, *KEYS[:6]))
 
 
 def test_a_prefetch_for_another_session_ends_at_its_turn(make: Make) -> None:
