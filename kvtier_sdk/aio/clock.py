@@ -152,10 +152,8 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Return true if descriptors 0 to 2 are open.
-
-    If one is closed, uvloop may open a descriptor with its number; closing that aborts the process.
-    """
+    """Return true if descriptors 0 to 2 are open."""
+    # If one is closed, uvloop may give its number to a descriptor; closing that aborts the process.
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

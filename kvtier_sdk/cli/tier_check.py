@@ -17,12 +17,7 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.errors import (
-    BackendError,
-    ConfigError,
-    TierContractError,
-    TierError,
-)
+from kvtier_sdk.errors import BackendError, ConfigError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_pool
 from kvtier_sdk.opening.maintenance import BlockingTier
@@ -68,10 +63,8 @@ class _StepError(Exception):
 
 
 def _like_kv(size_bytes: int) -> bytes:
-    """Return normally distributed numbers, whose exponents vary as much as those of KV.
-
-    They have three bits of mantissa, so that rounding them to 8 bits does not change them.
-    """
+    """Return normally distributed numbers, whose exponents vary as much as those of KV."""
+    # They have three bits of mantissa, so that rounding them to 8 bits does not change them.
     floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
     floats = np.copysign(np.maximum(np.abs(floats), 2**-10), floats)
     return (floats.view(np.uint32) >> 16 & 0xFFF0).astype(np.uint16).tobytes()[:size_bytes]

@@ -87,11 +87,9 @@ class Planes:
         return dtype.removeprefix("torch.") in cls.KINDS
 
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
-        """Write the coded payload to the beginning of ``stored``, and return its length.
-
-        The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
-        least a sixteenth shorter than the payload; then ``stored`` may hold anything.
-        """
+        """Write the coded payload to the beginning of ``stored``, and return its length."""
+        # The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
+        # least a sixteenth shorter than the payload; then ``stored`` may hold anything.
         return coder.encode(self._kind, payload, stored, alignment)
 
     @staticmethod

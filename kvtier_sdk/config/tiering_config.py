@@ -217,10 +217,8 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Yield a message for tiers in one location with different options, or in nested locations.
-
-    In nested locations, the outer tier could count or remove the inner tier's chunks.
-    """
+    """Yield a message for tiers in one location with different options, or in nested locations."""
+    # In nested locations, the outer tier could count or remove the inner tier's chunks.
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()
         if first is None or location is None:

@@ -90,10 +90,8 @@ class _Slots:
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
-        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
-
-        The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
-        """
+        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``."""
+        # The padding holds no other object, because each object occupies whole pages.
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
         start = slot * self.layout.row_bytes
@@ -168,11 +166,9 @@ class EngineSlots(_Slots):
 
 
 def open_file_of(memory: Region) -> int | None:
-    """Open the file that shared memory maps from its start; ``None`` if that is impossible.
-
-    The file may have lost its name, and the engine may not expose its descriptor. So look among
-    this process's open files too.
-    """
+    """Open the file that shared memory maps from its start; ``None`` if that is impossible."""
+    # The file may have lost its name, and the engine may not expose its descriptor. So look among
+    # this process's open files too.
     mapped = _file_mapped_at(memory.address)
     if mapped is None:
         return None

@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.errors import (
-    ChunkAuthError,
-    ChunkNotFoundError,
-    CorruptChunkError,
-    TierError,
-)
+from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller

@@ -20,11 +20,7 @@ from kvtier_sdk.codecs.float8 import Float8
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import (
-    ChunkNotFoundError,
-    ConfigError,
-    TierError,
-)
+from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds

@@ -11,15 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport
-from kvtier_sdk.cli.replay.charts import (
-    Chart,
-    charts,
-    duration,
-    percent,
-    sources,
-    ticks,
-    waits,
-)
+from kvtier_sdk.cli.replay.charts import Chart, charts, duration, percent, sources, ticks, waits
 from kvtier_sdk.cli.replay.sessions import percentile
 from kvtier_sdk.cli.replay.view import saved_rows, session_line, turn_rows
 from kvtier_sdk.metrics import TierStats

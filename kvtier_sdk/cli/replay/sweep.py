@@ -204,12 +204,10 @@ def _sizes(least: int, most: int) -> list[int]:
 
 
 def _slots_needed(workload: Sequence[ReplayRequest], advance: Advance) -> Iterator[int]:
-    """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
-
-    The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
-    chunks before it in the request, so the least recently used of these chunks decides (Mattson et
-    al., "Evaluation techniques for storage hierarchies", 1970).
-    """
+    """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss."""
+    # The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
+    # chunks before it in the request, so the least recently used of these chunks decides (Mattson
+    # et al., "Evaluation techniques for storage hierarchies", 1970).
     recency = _Recency(sum(len(request.keys) for request in workload))
     for request in workload:
         deepest = 0
@@ -267,11 +265,9 @@ def _play_share(
     part: int,
     advance: Advance,
 ) -> dict[int, int]:
-    """Estimate a policy's hits at each size from a share of the keys, in pools scaled by the share.
-
-    Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
-    error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
-    """
+    """Estimate a policy's hits at each size from a share of the keys, in pools of that share."""
+    # Most of the error comes from the few keys that nearly every request names. ``lru`` has the
+    # same error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
     sample = [

@@ -52,10 +52,8 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use it, and close it at the end.
-
-    Unless ``stores`` is true, the tier is opened with :attr:`TierContext.maintenance`.
-    """
+    """Open a tier in a thread, beside the engines that use it, and close it at the end."""
+    # Unless ``stores`` is true, the tier is opened with TierContext.maintenance.
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}

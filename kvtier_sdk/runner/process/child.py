@@ -244,10 +244,8 @@ class _LogSender(logging.Handler):
 
 
 def _watch_parent(control: socket.socket) -> None:
-    """End this process when the engine ends, even if the loop is stuck.
-
-    Watch the engine's pidfd too, because a forked copy may keep the engine's socket open.
-    """
+    """End this process when the engine ends, even if the loop is stuck."""
+    # Watch the engine's pidfd too, because a forked copy may keep the engine's socket open.
     watched = select.poll()
     watched.register(control, 0)
     with contextlib.suppress(OSError):
@@ -261,10 +259,8 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the null device on each standard stream that is closed.
-
-    Otherwise a socket or file could get the stream's number, and receive a library's output.
-    """
+    """Open the null device on each standard stream that is closed."""
+    # Otherwise a socket or file could get the stream's number, and receive a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)
