@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -85,24 +85,22 @@ class TierCheck:
 
 
 def check_tiers(
-    config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 30.0, clock: Clock | None = None
+    config: TieringConfig, *, chunk_bytes: int, timeout_s: float
 ) -> Iterator[TierCheck]:
-    """Connect to each tier, and store, look up, load and remove a chunk.
-
-    The chunk has a namespace of its own and a random key, so the check disturbs neither engines
-    nor another check of the same store.
-    """
+    """Connect to each tier, and store, look up, load and remove a chunk."""
+    # The chunk has a namespace of its own and a random key, so the check disturbs neither engines
+    # nor another check of the same store.
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
         for spec in config.tiers:
-            yield _Check(spec, pool, clock or SystemClock(), timeout_s).run()
+            yield _Check(spec, pool, timeout_s).run()
 
 
 class _Check:
-    def __init__(self, spec: TierSpec, pool: HostPool, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, spec: TierSpec, pool: HostPool, timeout_s: float) -> None:
         self._spec = spec
         self._pool = pool
-        self._clock = clock
+        self._clock = SystemClock()
         self._timeout_s = timeout_s
         self._key = make_offload_key(os.urandom(32), 0xFFFF_FFFF)
         self._outcome = TierCheck(spec.name, spec.backend)

@@ -7,7 +7,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -32,9 +32,8 @@ _MOST_PLAYED = 2**17
 _WORTHWHILE = 0.01
 
 
-@contextmanager
-def _no_progress(label: str, total: int) -> Iterator[Advance]:
-    yield lambda count: None
+def _no_progress(label: str, total: int) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda count: None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,14 +163,9 @@ def _ask(
     if groups:
         check_readable(spec, here)
         with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
-            at_once = tier.examined_at_once
             for keys in groups:
-                verdicts = [
-                    verdict
-                    for start in range(0, len(keys), at_once)
-                    for verdict in tier.examine(keys[start : start + at_once])
-                ]
-                answer.states.append([_STATES.get(one, "unreadable") for one in verdicts])
+                states = [_STATES.get(one, "unreadable") for one in tier.examine(keys)]
+                answer.states.append(states)
     return answer
 
 

@@ -184,8 +184,8 @@ def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
 
 
 def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
-    if not tier.can(capability):
-        spec = tier.spec
+    spec = tier.spec
+    if capability not in spec.tier_class.capabilities:
         raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
 

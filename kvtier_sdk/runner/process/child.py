@@ -147,7 +147,8 @@ class Child:
             memory=pool,
             clock=self._clock,
             report=self._take_report,
-            give_up=self._give_up,
+            # Ask the engine to kill this process, which frees the slots of hanging calls.
+            give_up=lambda: self._send(message(Kind.HUNG)),
         )
 
     async def _refuse(self, error: BaseException) -> None:
@@ -160,10 +161,6 @@ class Child:
         finally:
             # Exit even if sending failed, because the engine waits for a message or the exit.
             _exit()
-
-    def _give_up(self) -> None:
-        """Ask the engine to kill this process, which frees the slots of hanging calls."""
-        self._send(message(Kind.HUNG))
 
     async def _drain(self, timeout_s: float) -> None:
         ended = self._tier_loop is None or await self._tier_loop.drain(timeout_s)

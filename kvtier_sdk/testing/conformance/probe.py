@@ -7,7 +7,16 @@ import contextlib
 import hashlib
 import itertools
 import sys
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtier_sdk.aio.clock import wait_out
@@ -105,19 +114,11 @@ class Probe:
 
     async def scan(self) -> list[Entry]:
         """Call the tier's ``scan`` and return all entries."""
-
-        async def listed() -> list[Entry]:
-            return [entry async for entry in self.tier.scan()]
-
-        return await self.bounded(listed(), "scan")
+        return await self._listed(self.tier.scan, "scan")
 
     async def namespaces(self) -> list[StoredNamespace]:
         """Call the tier's ``namespaces`` and return all namespaces."""
-
-        async def listed() -> list[StoredNamespace]:
-            return [namespace async for namespace in self.tier.namespaces()]
-
-        return await self.bounded(listed(), "namespaces")
+        return await self._listed(self.tier.namespaces, "namespaces")
 
     def object_lengths(self) -> list[int]:
         """Return lengths of objects that the tier must hold: short, middle and longest.
@@ -295,6 +296,12 @@ class Probe:
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start ``coroutine``, a call of the tier, in a new task called ``name``."""
         return self.subject.clock.spawn(coroutine, name=name)
+
+    async def _listed(self, iterate: Callable[[], AsyncIterator[T]], operation: str) -> list[T]:
+        async def listed() -> list[T]:
+            return [one async for one in iterate()]
+
+        return await self.bounded(listed(), operation)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         verdicts: dict[int, TierError | None] = {}
