@@ -152,9 +152,7 @@ class TierSpec:
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the configuration as plain data that :meth:`from_options` reads.
 
-        Args:
-            secrets: write secrets in the clear instead of as ``"***"``.
-            defaults: include the options that were not given.
+        If true, ``secrets`` are in the clear, and ``defaults`` of other options are included.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)

@@ -102,11 +102,7 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a configuration file.
-
-        Args:
-            path: a file in TOML (``.toml``), JSON (``.json``), or YAML (``.yaml``, ``.yml``; with
-                the extra ``yaml``).
+        """Read the file ``path``: TOML (``.toml``), JSON or, with the extra ``yaml``, YAML.
 
         Raises:
             ConfigError: the file cannot be read or parsed, or an option is wrong.
@@ -116,9 +112,7 @@ class TieringConfig(StrictModel):
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the options as plain data that :meth:`from_dict` reads.
 
-        Args:
-            secrets: write secrets in the clear instead of as ``"***"``.
-            defaults: include the options that were not given.
+        If true, ``secrets`` are in the clear, and ``defaults`` of other options are included.
         """
         plain = self.model_copy(update={"tiers": ()})
         given = super(TieringConfig, plain).to_dict(secrets=secrets, defaults=defaults)

@@ -208,18 +208,10 @@ class HostPool:
         return self._shared_file().absent(self.worker)
 
     def part(self, worker: int) -> npt.NDArray[np.uint8]:
-        """Return a worker's part of every slot.
+        """Return the part of ``worker``, from 0, of every slot; raise ConfigError if none is there.
 
-        Args:
-            worker: index of the worker, from 0.
-
-        Returns:
-            An array of shape (slots, ``part_bytes``) over the pool's memory. The array keeps the
-            memory alive. Each slot's part is contiguous. If the layout is replicated, only the
-            array of worker 0 is writable.
-
-        Raises:
-            ConfigError: there is no such worker.
+        The array has the shape (slots, ``part_bytes``), and keeps the pool's memory alive. Each
+        slot's part is contiguous. In a replicated layout, only the array of worker 0 is writable.
         """
         start = self.layout.part_offset(worker)
         rows = np.frombuffer(self._whole(), np.uint8).reshape(self.slots, self.row_bytes)
@@ -228,17 +220,10 @@ class HostPool:
         return part
 
     def view(self, slot: int) -> memoryview:
-        """Return a slot's payload.
+        """Return the payload of ``slot``, from 0, as a writable, contiguous view in format ``B``.
 
-        Args:
-            slot: index of the slot, from 0.
-
-        Returns:
-            A writable, contiguous view of ``chunk_bytes`` bytes in format ``B``. The view keeps the
-            memory alive, and so does everything made from the view.
-
-        Raises:
-            IndexError: there is no such slot.
+        The view keeps the memory alive, and so does everything made from the view. The method
+        raises IndexError if there is no such slot.
         """
         return self.padded_view(slot, 1)
 

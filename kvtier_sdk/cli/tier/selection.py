@@ -190,15 +190,11 @@ def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
 
 
 class Faults:
-    """The faults of tiers and of their namespaces, without secrets.
-
-    Attributes:
-        by_tier: by tier name, the reason why the tier could not be read or changed.
-        notes: by tier name, the reason why the tier was skipped. Only a target with several tiers
-            can skip a tier.
-    """
+    """The faults of tiers and of their namespaces, without secrets."""
 
     def __init__(self, target: Target) -> None:
+        # By tier, why it could not be read or changed, and why it was skipped: only a target with
+        # several tiers can skip one.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1

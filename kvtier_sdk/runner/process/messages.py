@@ -182,14 +182,11 @@ def read_reports(body: bytes) -> list[SentReport]:
 
 
 class Channel:
-    """One end of a socket that carries messages. A channel belongs to one thread.
-
-    Attributes:
-        at_end: true once the peer has closed its end, or the connection is broken.
-    """
+    """One end of a socket that carries messages. A channel belongs to one thread."""
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
+        # True once the peer has closed its end, or the connection is broken.
         self.at_end = False
         self._socket = own
         self._readable = select.poll()

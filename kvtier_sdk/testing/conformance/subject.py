@@ -138,14 +138,10 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier. The first three arguments default to the subject's values.
+        """Make the context of a tier, by default with the subject's own values.
 
-        Args:
-            spec: the tier.
-            namespace: the namespace of its chunks.
-            chunk_bytes: length of a payload.
-            report_removed: receives the keys that the tier reports as removed.
-            maintenance: true to open the tier for maintenance, beside the engines that use it.
+        ``report_removed`` receives the keys that the tier reports as removed. ``spec``,
+        ``namespace``, ``chunk_bytes`` and ``maintenance`` are as in :class:`TierContext`.
         """
         spec = spec or self.spec
         alignment = spec.tier_class.alignment
@@ -172,12 +168,7 @@ class TierSubject:
 
     @asynccontextmanager
     async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
-        """Open an instance, yield a probe that calls it, and close it at the end of the block.
-
-        Args:
-            spec: the tier; the subject's by default.
-            context: further arguments of :meth:`context`.
-        """
+        """Open an instance as :meth:`make` does with ``spec`` and ``context``; yield its probe."""
         probe = Probe(self, self.make(spec, **context))
         try:
             await probe.open()
