@@ -69,11 +69,7 @@ class ChunkHeader:
         return self._chunk_bytes if self._verify and not self._sealed else 0
 
     def seal(
-        self,
-        key: OffloadKey,
-        header: memoryview,
-        payload: memoryview,
-        digest: bytes | None = None,
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
         """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``."""
         # A payload that is shorter than a chunk is marked as compressed.
@@ -99,11 +95,7 @@ class ChunkHeader:
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
 
     def check(
-        self,
-        key: OffloadKey,
-        header: memoryview,
-        payload: memoryview,
-        digest: bytes | None = None,
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
         """Raise :class:`CorruptChunkError` unless key, header and payload belong together."""
         # The error is a ChunkAuthError if the payload should be sealed but is not.

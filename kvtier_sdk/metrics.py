@@ -306,8 +306,7 @@ class TierStats:
     )
     stores_open: int = _gauge("store_breaker_open", "1 while stores are suspended, else 0.")
     is_slow: int = _gauge(
-        "tier_slow",
-        "1 while loads or stores have been under way for 2 s without progress, else 0.",
+        "tier_slow", "1 while loads or stores have been under way for 2 s without progress, else 0."
     )
     is_selective: int = _gauge(
         "tier_selective",

@@ -62,12 +62,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        peer: str,
-        clock: Clock,
-        *,
-        stall_timeout_s: float | None = None,
+        self, sock: socket.socket, peer: str, clock: Clock, *, stall_timeout_s: float | None = None
     ) -> None:
         self.peer = peer
         self._clock = clock

@@ -31,8 +31,7 @@ from kvtier_sdk.types import Capability
 
 def backends_command(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Show only these backends."),
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Show only these backends.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

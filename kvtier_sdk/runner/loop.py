@@ -462,10 +462,7 @@ class TierLoop:
         return hung.total() >= self.options.concurrency
 
     def _note(
-        self,
-        run: _Run,
-        errors: Sequence[TierError | None],
-        objects: Sequence[OffloadKey] = (),
+        self, run: _Run, errors: Sequence[TierError | None], objects: Sequence[OffloadKey] = ()
     ) -> None:
         """Report a call's outcome to the breaker, unless the job is already concluded."""
         if not run.concluded:

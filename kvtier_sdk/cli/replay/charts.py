@@ -162,11 +162,7 @@ def _hit_rates(
         heads=[_span(word, start, min(start + width, len(named))) for start in starts],
         labels=[f"{start + 1:,}" for start in starts],
         series=[
-            Series(
-                of.name,
-                of.color,
-                list(map(truediv, _sums(found, width), totals)),
-            )
+            Series(of.name, of.color, list(map(truediv, _sums(found, width), totals)))
             for of, found in zip(sources(report)[:-1], hits, strict=True)
         ],
         text=percent,
