@@ -105,8 +105,7 @@ class Connection:
             timeout_s: the time limit for connecting, including the TLS handshake.
             tls: the context for TLS over TCP; ``None`` for plain text. If the context checks
                 certificates, the server's certificate must match the host.
-            stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
-                no limit.
+            stall_timeout_s: as for the class.
 
         Raises:
             TierTimeoutError: the time limit has passed.

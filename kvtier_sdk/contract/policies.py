@@ -107,11 +107,9 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
-        """Record chunks that have become readable.
+        """Record that the chunks ``keys``, in prefix order, have become readable.
 
-        Args:
-            keys: the chunks, in prefix order.
-            request: the request that stored the chunks, or for which they were loaded.
+        ``request`` has stored them, or they were loaded for it.
         """
 
     @abstractmethod
@@ -119,11 +117,9 @@ class EvictionPolicy(ABC):
         """Record that ``request`` uses the known chunks ``keys``, in prefix order."""
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
-        """Record that a request has ended. Its last chunks may become readable afterwards.
+        """Record that ``request`` has ended. Its last chunks may become readable afterwards.
 
-        Args:
-            request: the request.
-            stop: why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
+        ``stop`` says why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
         """
         return
 

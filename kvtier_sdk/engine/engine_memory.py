@@ -15,10 +15,7 @@ from kvtier_sdk.types import Region
 
 
 class EngineMemory:
-    """A contiguous range of memory in which an engine keeps its objects.
-
-    Attributes:
-        region: the address and size of the memory.
+    """A contiguous range of memory, the ``region``, in which an engine keeps its objects.
 
     Args:
         engine: the engine's name, for messages.
@@ -101,20 +98,11 @@ class _Slots:
 class OverlappingSlots(_Slots):
     """Slots for objects of one size; a slot begins every 4,096 bytes of an engine's memory.
 
-    The slots overlap, but the engine's objects never do.
-
-    Attributes:
-        chunk_bytes: payload of a slot, which is the length of an object.
-        slots: number of slots.
-        region: the engine's whole memory.
-        layout: the geometry of the slots, for a process that maps the memory.
-
-    Args:
-        memory: the engine's memory.
-        chunk_bytes: length of an object.
+    The slots overlap, but the engine's objects never do. The attributes are those of
+    :class:`EngineSlots`; a slot's payload is one object, and ``region`` the whole memory.
 
     Raises:
-        ConfigError: an object is larger than the memory.
+        ConfigError: an object of ``chunk_bytes`` is larger than the engine's ``memory``.
     """
 
     def __init__(self, memory: EngineMemory, chunk_bytes: int) -> None:

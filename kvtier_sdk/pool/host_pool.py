@@ -141,16 +141,10 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
-        """Check that there is room for a pool, without making it.
+        """Check that there is room for a pool of this ``layout``, without making it.
 
-        Args:
-            layout: the geometry of the pool.
-            directory: the directory for :meth:`join`, or None for :meth:`create`. Memory that the
-                pools of killed processes still occupy does not count as free.
-
-        Raises:
-            ConfigError: there is not enough room; the message gives the needed size, the free
-                size and a remedy.
+        ``directory`` is for :meth:`join`, and None for :meth:`create`. Memory that the pools of
+        killed processes still occupy does not count as free. The ConfigError names a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 

@@ -37,7 +37,6 @@ class TierCaller:
     A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
     quarantine: every later call fails with the same message. An exception other than a
     :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
-
     If the store refuses a secret and the secret's file has changed, the call is repeated once.
     """
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
 from kvtier_sdk.cli.replay.view import in_tier, suggestion
-from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.options.units import format_bytes, format_seconds
 
 #: A chart has at most this many columns. For a longer trace, a column covers several requests.
 _MOST_COLUMNS = 100
@@ -76,13 +76,6 @@ def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
 
 def percent(share: float) -> str:
     return f"{share:.1%}"
-
-
-def duration(seconds: float) -> str:
-    for unit, factor in (("s", 1), ("ms", 10**3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 10**6:.3g} us"
 
 
 def waits(report: ReplayReport) -> list[Series]:
@@ -205,8 +198,8 @@ def _waits(report: ReplayReport) -> Chart:
         title="How long requests waited",
         note="From a request's first lookup until all that it found was in host memory.",
         unit="wait",
-        heads=[f"{duration(start)} to {duration(end)}" for start, end in bounds],
-        labels=[duration(start) for start, _ in bounds],
+        heads=[f"{format_seconds(start)} to {format_seconds(end)}" for start, end in bounds],
+        labels=[format_seconds(start) for start, _ in bounds],
         series=series,
         text=_count,
     )

@@ -134,11 +134,9 @@ def sweep_pool(
     """Count the hits for every size of the host pool, if requests come one at a time.
 
     For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
-    simulated once for each size. A long workload is simulated with only some of its keys, so the
-    counts are estimates. A tier holds ``compression_ratio`` times as many chunks as a pool of its
-    size. ``others`` are policies to compare with ``policy``; ``progress`` is called with a label
-    and a number of steps for each stage, and returns a context that yields a function to call with
-    the number of steps done.
+    simulated once for each size, and for a long workload estimated with only some of its keys. A
+    tier holds ``compression_ratio`` times as many chunks as a pool of its size. ``others`` are
+    policies to compare with ``policy``. ``progress`` gets a label and a number of steps.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)

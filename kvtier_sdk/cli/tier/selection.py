@@ -214,13 +214,14 @@ class Faults:
             if isinstance(error, TierError):
                 self._advice[spec.name] = advice_on(verdict_of(error))
 
-    def show(self, spec: TierSpec) -> None:
-        if spec.name in self.notes:
-            say(f"skipped: {self.notes[spec.name]}")
-        if spec.name in self.by_tier:
-            say(f"FAILED: {self.by_tier[spec.name]}")
-            if advice := self._advice.get(spec.name):
-                say(f"  what to do: {advice}")
+    def show(self, *specs: TierSpec) -> None:
+        for name in (spec.name for spec in specs):
+            if name in self.notes:
+                say(f"skipped: {self.notes[name]}")
+            if name in self.by_tier:
+                say(f"FAILED: {self.by_tier[name]}")
+                if advice := self._advice.get(name):
+                    say(f"  what to do: {advice}")
 
     def end(self) -> None:
         if self.by_tier:

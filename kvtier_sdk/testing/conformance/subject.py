@@ -51,28 +51,14 @@ class TierSubject:
     """A tier to check. Each hook can be a plain function or a coroutine function.
 
     The tier must have room for eight chunks. A subject can be used for any number of checks,
-    because each check uses new keys.
+    because each check uses new keys. :class:`TierConformance` describes the hooks (``read_raw``,
+    ``write_raw``, ``break_connection``, ``restore_connection``, ``freeze``, ``unfreeze``,
+    ``lose_part``, ``bad_settings``, ``small_tier``, ``short_lived_tier`` and ``aging_tier``) and
+    the settings (``keeps_chunks``, ``chunk_bytes``, ``timeout_s``, ``blocking_s``, ``settle_s`` and
+    ``hang_s``).
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-        read_raw: reads an object directly from the store; :class:`TierConformance` describes the
-            arguments and results of all hooks.
-        write_raw: replaces an object directly in the store.
-        break_connection: makes the store unreachable.
-        restore_connection: ends the outage.
-        freeze: makes the store hang.
-        unfreeze: ends the hang.
-        lose_part: removes part of a stored object directly in the store.
-        bad_settings: tiers whose ``open`` must fail, each under a description of its bad setting.
-        small_tier: makes a tier with room for few objects of a given length.
-        short_lived_tier: makes a tier whose chunks expire a second after they were stored.
-        aging_tier: makes a tier whose chunks expire two seconds after storing, used or not.
-        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
-        chunk_bytes: length of a payload.
-        timeout_s: seconds after which a running call counts as hung.
-        blocking_s: seconds after which a stalled event loop counts as blocked.
-        settle_s: seconds to wait for an effect that must not occur, such as a late write.
-        hang_s: seconds for which the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
         clock: the source of time and tasks.
     """
