@@ -98,7 +98,6 @@ class ChunkHeader:
         self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
         """Raise :class:`CorruptChunkError` unless key, header and payload belong together."""
-        # The error is a ChunkAuthError if the payload should be sealed but is not.
         if not self._verify:
             return
         fields = bytes(header[: _FIELDS.size])

@@ -97,8 +97,7 @@ class ChunkAuthError(CorruptChunkError):
     """A sealed chunk cannot be opened: it is forged, moved, damaged, or sealed with another key.
 
     Args:
-        message: a description of the failure for an operator.
-        retryable: as for :class:`TierError`.
+        message: as for :class:`TierError`, and so is ``retryable``.
         unknown_key: true if the chunk names a key that this engine does not have. Another engine
             may have the key, so the chunk is not deleted.
     """

@@ -87,11 +87,9 @@ def available_backends() -> list[BackendInfo]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Return the tier class of the backend ``name``. No other backend is imported.
+    """Return the tier class of the backend with this ``name`` or URL scheme; import no other.
 
-    Args:
-        name: a backend's name, or one of its other URL schemes; ``my-tier`` also finds
-            ``my_tier``, because a URL's scheme cannot hold ``_``.
+    ``my-tier`` also finds ``my_tier``, because a URL's scheme cannot hold ``_``.
 
     Raises:
         UnknownBackendError: no installed package offers the name; the message lists all names.

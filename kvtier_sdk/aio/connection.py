@@ -101,11 +101,10 @@ class Connection:
 
         Args:
             address: host and port, or the path of a Unix socket.
-            clock: the clock for timers.
+            clock: the clock for timers; ``stall_timeout_s`` is as for the class.
             timeout_s: the time limit for connecting, including the TLS handshake.
             tls: the context for TLS over TCP; ``None`` for plain text. If the context checks
                 certificates, the server's certificate must match the host.
-            stall_timeout_s: as for the class.
 
         Raises:
             TierTimeoutError: the time limit has passed.

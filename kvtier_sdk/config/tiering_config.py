@@ -79,11 +79,9 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read options, and import the backends and policies that the options name.
+        """Read ``options`` by name, and import the backends and policies that they name.
 
-        Args:
-            options: the values by option name; ``tiers`` is a list of URLs, tables and specs.
-            where: the source of the options; each error message begins with this text.
+        ``tiers`` is a list of URLs, tables and specs. Each error message begins with ``where``.
 
         Raises:
             ConfigError: an option is wrong; the message has a line for each mistake.

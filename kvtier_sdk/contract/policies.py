@@ -60,13 +60,9 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return true if the tier should get a chunk now.
+        """Return true if the tier should get the chunk ``key`` now; ``request`` stored or uses it.
 
-        Args:
-            key: the chunk.
-            hits: how often the chunk was copied back to the device since it came into the primary
-                tier.
-            request: the request that stored or uses the chunk.
+        ``hits`` says how often it was copied back to the device while in the primary tier.
         """
 
 
@@ -131,12 +127,8 @@ class EvictionPolicy(ABC):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        """Choose chunks to evict. The SDK calls :meth:`on_remove` for each chunk that it evicts.
+        """Choose ``count`` distinct chunks to evict, the least valuable first.
 
-        Args:
-            count: the number of chunks wanted; return fewer only if no more are evictable.
-            is_evictable: returns False for a chunk that is pinned now.
-
-        Returns:
-            Distinct evictable chunks, the least valuable first.
+        ``is_evictable`` is false for a chunk that is pinned now; return fewer chunks only if no
+        more are evictable. The SDK calls :meth:`on_remove` for each chunk that it evicts.
         """

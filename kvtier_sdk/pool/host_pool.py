@@ -60,13 +60,12 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Make an unnamed pool that other processes can map; this process becomes the scheduler.
+        """Make an unnamed pool of this ``layout`` for several processes; this is the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
-            layout: the geometry of the pool.
             prefault: map every page now; if False, reserve memory now and map pages on first use.
 
         Raises:

@@ -86,7 +86,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
             contents.namespace.fingerprint[:SHOWN_DIGITS],
             model_of(contents.namespace),
             # Shortened like a fingerprint, because a revision can be a long commit id.
-            str(contents.namespace.facts.get("model_revision", "-"))[:SHOWN_DIGITS],
+            str(contents.namespace.facts.get("model_revision") or "-")[:SHOWN_DIGITS],
             f"{contents.chunks:,}",
             sizes_in_words(contents.used_bytes, contents.plain_bytes),
             ago(contents.oldest_s, now_s),
