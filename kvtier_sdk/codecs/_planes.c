@@ -44,8 +44,8 @@
 struct kind {
     unsigned bytes, exponent_bits, least_scale, most_scale; /* scales of rounded kinds only */
 };
-static const struct kind kinds[] = {{2, 8},          {2, 5},           {1, 4}, {1, 5},
-                                    {2, 8, 19, 254}, {2, 5, 120, 142}};
+static const struct kind kinds[] = {{2, 8, 0, 0}, {2, 5, 0, 0},    {1, 4, 0, 0},
+                                    {1, 5, 0, 0}, {2, 8, 19, 254}, {2, 5, 120, 142}};
 #define FLOAT8 4 /* the first kind that is rounded to float8_e4m3fn */
 
 /* An element of a payload, which may begin at an odd address. */
