@@ -20,7 +20,7 @@ from kvtier_sdk.options.secret_sources import (
     secret_in_file,
     secret_in_variable,
 )
-from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
+from kvtier_sdk.options.secrets import MASK, Secrets, masked, secret_among, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
 
@@ -92,10 +92,9 @@ class StrictModel(BaseModel):
     @cache
     def secret_names(cls) -> frozenset[str]:
         """Return the names of the options whose values are never shown."""
-        return frozenset(
-            name
-            for name, types in cls.types_by_option().items()
-            if is_secret(name) or not types.isdisjoint(_SECRETS)
+        types = cls.types_by_option()
+        return frozenset(secret_among(types)).union(
+            name for name, its_types in types.items() if not its_types.isdisjoint(_SECRETS)
         )
 
     @classmethod
@@ -232,7 +231,7 @@ def _complaint(
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":
         return f"{option} is missing"
-    if loc and (loc[0] in model.secret_names() or any(is_secret(str(part)) for part in loc)):
+    if loc and (loc[0] in model.secret_names() or secret_among(map(str, loc))):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
     # Mask the value before it is shortened, because half a secret would not be recognised.
     value = mask(repr(fault["input"])) if loc else ""

@@ -35,9 +35,13 @@ _IN_URL = (
 )
 
 
+def secret_among(names: Iterable[str]) -> set[str]:
+    """Return the names of secrets: ``auth_token`` is such a name, ``password_file`` is not."""
+    return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
+
+
 def is_secret(name: str) -> bool:
-    """Return true for the name of a secret, such as ``auth_token``; ``password_file`` is none."""
-    return not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name) is not None
+    return bool(secret_among([name]))
 
 
 def without_password(text: str) -> str:
