@@ -36,7 +36,7 @@ _TRIALS = 3
 #: Longest wait for a tier to report its usage.
 _USAGE_S = 5.0
 #: Advice to the operator, by verdict.
-_ADVICE: dict[Verdict, str] = {
+ADVICE: dict[Verdict, str] = {
     Verdict.UNAVAILABLE: (
         "see that the store runs, that its address is right, and that this machine reaches it"
     ),
@@ -50,10 +50,6 @@ _ADVICE: dict[Verdict, str] = {
 _INTERRUPTED_S = 0.5
 #: A pattern for the frames of a traceback, without the error that follows the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
-
-
-def advice_on(verdict: Verdict) -> str | None:
-    return _ADVICE.get(verdict)
 
 
 class _StepError(Exception):
@@ -129,7 +125,7 @@ class _Check:
                 raise
             client.close(self._timeout_s)
         except TierError as error:
-            self._note_fault(error, advice_on(verdict_of(error)))
+            self._note_fault(error, ADVICE.get(verdict_of(error)))
         except _StepError as error:
             self._note_fault(error, error.advice)
         except (ConfigError, BackendError) as error:
@@ -137,7 +133,7 @@ class _Check:
         except Exception as error:  # the backend's constructor or ``open`` raised it
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
-            self._note_fault(raised, advice_on(Verdict.CONTRACT))
+            self._note_fault(raised, ADVICE[Verdict.CONTRACT])
 
     def _make_tier(self) -> BlockingTier:
         """Make the tier, with deadlines that are no shorter than the check's time limit."""
@@ -241,17 +237,17 @@ class _Check:
         if verdict is Verdict.NOT_FOUND:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
         if result.error is not None:
-            raise _StepError(result.error, advice_on(verdict))
+            raise _StepError(result.error, ADVICE.get(verdict))
         message = f"no answer within {self._timeout_s:g} s"
         if verdict is Verdict.TIMEOUT:
             raise self._gave_up(operation.value, message)
         raise self._error(operation, message, verdict)
 
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
-        return _StepError(f"{self._spec.name} {operation.value}: {message}", advice_on(verdict))
+        return _StepError(f"{self._spec.name} {operation.value}: {message}", ADVICE.get(verdict))
 
     def _gave_up(self, step: str, message: str) -> _StepError:
-        advice = f"{advice_on(Verdict.TIMEOUT)}; --timeout makes the check wait longer"
+        advice = f"{ADVICE[Verdict.TIMEOUT]}; --timeout makes the check wait longer"
         return _StepError(f"{self._spec.name} {step}: {message}", advice)
 
 

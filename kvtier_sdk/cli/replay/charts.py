@@ -18,6 +18,7 @@ from kvtier_sdk.options.units import format_bytes, format_seconds
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
+_count = "{:,.0f}".format
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,3 @@ def _decades(least: float, most: float) -> list[float]:
     first, last = (math.floor(math.log10(of)) for of in (least, most))
     edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]
     return edges[max(0, bisect_right(edges, least) - 1) : bisect_right(edges, most) + 1]
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"

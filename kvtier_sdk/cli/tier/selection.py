@@ -13,7 +13,7 @@ import typer
 from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.terminal import read_flag, say
 from kvtier_sdk.cli.tier.maintenance import MaintainedTier, chunk_bytes_of, open_for_maintenance
-from kvtier_sdk.cli.tier_check import advice_on
+from kvtier_sdk.cli.tier_check import ADVICE
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
@@ -212,7 +212,7 @@ class Faults:
             fault, known = secrets_of(spec.config).mask(str(error)), self.by_tier.get(spec.name)
             self.by_tier[spec.name] = fault if known in (None, fault) else f"{known}; {fault}"
             if isinstance(error, TierError):
-                self._advice[spec.name] = advice_on(verdict_of(error))
+                self._advice[spec.name] = ADVICE.get(verdict_of(error))
 
     def show(self, *specs: TierSpec) -> None:
         for name in (spec.name for spec in specs):
