@@ -62,12 +62,7 @@ from kvtier_sdk.metrics import (
 )
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.object_names import ObjectNames
-from kvtier_sdk.options.tier import (
-    BoundedTierConfig,
-    ExpiringTierConfig,
-    RunnerOptions,
-    TierConfig,
-)
+from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig, RunnerOptions, TierConfig
 from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share, format_bytes
 from kvtier_sdk.options.url import TierURL
 from kvtier_sdk.pool import HostPool, PoolLayout

@@ -69,16 +69,10 @@ class ChunkHeader:
         return self._chunk_bytes if self._verify and not self._sealed else 0
 
     def seal(
-        self,
-        key: OffloadKey,
-        header: memoryview,
-        payload: memoryview,
-        digest: bytes | None = None,
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
-        """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``.
-
-        A payload that is shorter than a chunk is marked as compressed.
-        """
+        """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``."""
+        # A payload that is shorter than a chunk is marked as compressed.
         compressed = len(payload) < self._payload_bytes
         stored_bytes = len(payload) if compressed else self._chunk_bytes
         if not self.digest_bytes:
@@ -101,16 +95,9 @@ class ChunkHeader:
         header[_HEADER_BYTES:] = bytes(len(header) - _HEADER_BYTES)
 
     def check(
-        self,
-        key: OffloadKey,
-        header: memoryview,
-        payload: memoryview,
-        digest: bytes | None = None,
+        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
-        """Raise :class:`CorruptChunkError` unless key, header and payload belong together.
-
-        The error is a :class:`ChunkAuthError` if the payload should be sealed but is not.
-        """
+        """Raise :class:`CorruptChunkError` unless key, header and payload belong together."""
         if not self._verify:
             return
         fields = bytes(header[: _FIELDS.size])

@@ -97,8 +97,7 @@ class ChunkAuthError(CorruptChunkError):
     """A sealed chunk cannot be opened: it is forged, moved, damaged, or sealed with another key.
 
     Args:
-        message: a description of the failure for an operator.
-        retryable: as for :class:`TierError`.
+        message: as for :class:`TierError`, and so is ``retryable``.
         unknown_key: true if the chunk names a key that this engine does not have. Another engine
             may have the key, so the chunk is not deleted.
     """
@@ -135,7 +134,7 @@ class TierContractError(TierError):
 
 
 def check_any_answered(outcomes: Iterable[object]) -> None:
-    """Raise the first error if every request failed, because then the whole tier is unavailable.
+    """Raise the first :class:`TierError` if all ``outcomes`` are errors: the tier is unavailable.
 
     ::
 
@@ -143,9 +142,6 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
             outcomes = await call_by_shard(self.context.clock, keys, self._server_of, self._ask)
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
-
-    Args:
-        outcomes: the result of each request; a :class:`TierError` means that the request failed.
     """
     first: TierError | None = None
     for outcome in outcomes:
@@ -173,17 +169,15 @@ def chain_of(error: BaseException) -> list[BaseException]:
 def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
     """Translate a client library's exceptions into errors of the SDK.
 
-    The first entry that matches wins, so put subclasses before their bases. The new error has the
-    original's text, and the original as its ``__cause__``. A :class:`TierError` passes through
-    unchanged, and so does an exception that no entry names.
+    ``mapping`` gives the error to raise for a class or a tuple of classes. The first entry that
+    matches wins, so put subclasses before their bases. The new error has the original's text, and
+    the original as its ``__cause__``. A :class:`TierError` passes through unchanged, and so does an
+    exception that no entry names.
 
     ::
 
         with map_exceptions({FileNotFoundError: ChunkNotFoundError, OSError: TierUnavailableError}):
             data = await run_blocking(path.read_bytes)
-
-    Args:
-        mapping: the :class:`TierError` to raise for each exception class or tuple of classes.
     """
     try:
         yield

@@ -306,8 +306,7 @@ class TierStats:
     )
     stores_open: int = _gauge("store_breaker_open", "1 while stores are suspended, else 0.")
     is_slow: int = _gauge(
-        "tier_slow",
-        "1 while loads or stores have been under way for 2 s without progress, else 0.",
+        "tier_slow", "1 while loads or stores have been under way for 2 s without progress, else 0."
     )
     is_selective: int = _gauge(
         "tier_selective",
@@ -432,10 +431,8 @@ def metric_samples(
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
     [('kvtier_stored_chunks_total', ('disk',))]
 
-    Args:
-        stats: the counts of each tier.
-        usage: the use of the host pool; ``None`` if kvtier does not own the pool.
-        zeros: false to leave out combinations of labels that have not occurred.
+    ``usage`` is ``None`` if kvtier does not own the pool. Without ``zeros``, combinations of labels
+    that have not occurred are left out.
     """
     for tier in stats:
         own = (tier.name,)

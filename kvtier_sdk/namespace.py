@@ -78,11 +78,9 @@ class Namespace:
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-        """Return the facts that differ from the ``facts`` of a manifest that was read back.
+        """Map each fact that differs from the ``facts`` of a manifest to our value and theirs.
 
-        Returns:
-            A dictionary from each differing fact's name to (our value, their value). A missing
-            value is ``None``. The values of secrets are not compared.
+        A missing value is ``None``. The values of secrets are not compared.
         """
         ours = json.loads(json.dumps(self.manifest))
         return {
@@ -120,11 +118,9 @@ class StoredNamespace(Namespace):
 
     @classmethod
     def read(cls, fingerprint: str, manifest: bytes | None = None) -> Self:
-        """Read the manifest that a tier keeps beside its chunks.
+        """Read the ``manifest`` that a tier keeps beside its chunks, ``None`` if there is none.
 
-        Args:
-            fingerprint: the fingerprint under which the tier keeps the chunks.
-            manifest: the text of :meth:`Namespace.manifest_json`; ``None`` if the tier has none.
+        The chunks are kept under the ``fingerprint``.
         """
         if manifest is None:
             return cls({}, fingerprint, "no manifest")

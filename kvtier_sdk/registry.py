@@ -87,11 +87,9 @@ def available_backends() -> list[BackendInfo]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Return the tier class of the backend ``name``. No other backend is imported.
+    """Return the tier class of the backend with this ``name`` or URL scheme; import no other.
 
-    Args:
-        name: a backend's name, or one of its other URL schemes; ``my-tier`` also finds
-            ``my_tier``, because a URL's scheme cannot hold ``_``.
+    ``my-tier`` also finds ``my_tier``, because a URL's scheme cannot hold ``_``.
 
     Raises:
         UnknownBackendError: no installed package offers the name; the message lists all names.
@@ -155,11 +153,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 
 def load_policy(name: str) -> type[EvictionPolicy]:
-    """Return the class of the eviction policy ``name``, for example ``"lru"``.
-
-    Raises:
-        BackendError: the policy cannot be found or loaded, or is not an :class:`EvictionPolicy`.
-    """
+    """Return the class of the eviction policy ``name``; raise BackendError if it is unusable."""
     return _load_class(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
 
@@ -169,10 +163,7 @@ def policy_names() -> list[str]:
 
 
 def load_store_policy(text: str) -> StorePolicy:
-    """Make the store policy that a tier's option names.
-
-    Args:
-        text: the policy's name, with a colon and an argument if it needs one: ``"after_hits:2"``.
+    """Make the store policy that ``text`` names, if needed with an argument: ``"after_hits:2"``.
 
     Raises:
         ConfigError: the argument is missing or wrong.
@@ -182,11 +173,7 @@ def load_store_policy(text: str) -> StorePolicy:
 
 
 def load_codec(text: str) -> ChunkCodec:
-    """Make the codec that a tier's option names.
-
-    Args:
-        text: the codec's name, with a colon and an argument if it needs one:
-            ``"aes-gcm:/etc/kvtier/chunk.keys"``.
+    """Make the codec that ``text`` names, with its argument: ``"aes-gcm:/etc/kvtier/chunk.keys"``.
 
     Raises:
         ConfigError: the argument is missing or wrong, or the codec's extra is not installed.

@@ -93,10 +93,7 @@ class TraceRecorder:
         return self._directory / f"{self._prefix}-{self._number:06}.jsonl"
 
     def record(
-        self,
-        arrived_s: float,
-        named: Collection[OffloadKey],
-        end_tokens: Mapping[OffloadKey, int],
+        self, arrived_s: float, named: Collection[OffloadKey], end_tokens: Mapping[OffloadKey, int]
     ) -> None:
         """Queue a finished request to be written. Call this only on the engine's thread."""
         if not named:

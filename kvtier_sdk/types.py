@@ -25,17 +25,13 @@ GROUP_BYTES: Final = 4
 
 
 def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
-    """Join a chain hash and a KV-cache group index into a key.
+    """Join a ``chain_hash`` and a KV-cache group's ``group_index``, of four bytes, into a key.
 
     >>> key = make_offload_key(bytes(32), group_index=1)
     >>> len(key)
     36
     >>> split_offload_key(key) == (bytes(32), 1)
     True
-
-    Args:
-        chain_hash: hash of the chunk's tokens and of all tokens before them.
-        group_index: index of the KV-cache group, from 0; it must fit into four bytes.
     """
     return chain_hash + group_index.to_bytes(GROUP_BYTES, "big")
 
@@ -253,11 +249,7 @@ class Transfer:
             self.unverified = None
 
     def fill(self, stored: bytes | memoryview) -> None:
-        """Fill a load's buffers from ``stored``, all bytes of the chunk's object.
-
-        Raises:
-            CorruptChunkError: as for :meth:`received`.
-        """
+        """Fill a load's buffers from ``stored``, the whole object; raise as :meth:`received`."""
         self.received(len(stored))
         split = len(self._header)
         self._header[:], self.arrived[:] = stored[:split], stored[split:]

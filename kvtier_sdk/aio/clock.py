@@ -61,7 +61,7 @@ class Clock(ABC):
     async def gather_bounded(
         self, calls: Sequence[Callable[[], Awaitable[T]]], *, limit: int
     ) -> list[T]:
-        """Run calls concurrently, at most ``limit`` at a time, and wait for all of them.
+        """Run ``calls``, at most ``limit`` at a time, and return their results in the same order.
 
         If a call raises, the other calls are cancelled, and the first exception is raised after
         they have ended. A cancellation of the caller cancels all calls and waits for them. After
@@ -71,13 +71,6 @@ class Clock(ABC):
 
             calls = [lambda key=key: tier.contains_chunk(key) for key in keys]
             found = await clock.gather_bounded(calls, limit=8)
-
-        Args:
-            calls: functions that return one awaitable each.
-            limit: the maximum number of calls at once, at least 1.
-
-        Returns:
-            The results, in the order of ``calls``.
         """
         results: list[T | None] = [None] * len(calls)
         pending = iter(enumerate(calls))
@@ -115,8 +108,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
         await wait_out([task])
         await task
 
-    Args:
-        tasks: the tasks to wait for. Their exceptions are not raised.
+    The exceptions of the ``tasks`` are not raised.
     """
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
@@ -152,10 +144,8 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Return true if descriptors 0 to 2 are open.
-
-    If one is closed, uvloop may open a descriptor with its number; closing that aborts the process.
-    """
+    """Return true if descriptors 0 to 2 are open."""
+    # If one is closed, uvloop may give its number to a descriptor; closing that aborts the process.
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

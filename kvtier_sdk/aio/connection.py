@@ -62,12 +62,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        peer: str,
-        clock: Clock,
-        *,
-        stall_timeout_s: float | None = None,
+        self, sock: socket.socket, peer: str, clock: Clock, *, stall_timeout_s: float | None = None
     ) -> None:
         self.peer = peer
         self._clock = clock
@@ -106,12 +101,10 @@ class Connection:
 
         Args:
             address: host and port, or the path of a Unix socket.
-            clock: the clock for timers.
+            clock: the clock for timers; ``stall_timeout_s`` is as for the class.
             timeout_s: the time limit for connecting, including the TLS handshake.
             tls: the context for TLS over TCP; ``None`` for plain text. If the context checks
                 certificates, the server's certificate must match the host.
-            stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
-                no limit.
 
         Raises:
             TierTimeoutError: the time limit has passed.
@@ -149,17 +142,11 @@ class Connection:
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """Send buffers, one after the other.
+        """Send ``buffers``, one after the other.
 
         If the server replies or hangs up before all bytes are sent, the call returns early. In that
         case, receive the reply, which may give the reason. The connection is not usable for another
-        request until the remaining bytes are sent.
-
-        Args:
-            buffers: the bytes of the request.
-
-        Returns:
-            The buffers that were not sent; usually none.
+        request until the remaining bytes are sent. The result is what was not sent; usually none.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]
@@ -180,16 +167,10 @@ class Connection:
             await self._fill(rooms)
 
     async def receive_some(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Receive at least one byte, and fill buffers in order as far as bytes are available.
+        """Receive at least one byte, and fill ``buffers`` in order; return their unfilled parts.
 
         One system call can fill several buffers. So if the lengths are known, a reply's head and
-        payload can be received together, each in its own buffer.
-
-        Args:
-            buffers: writable and contiguous, not all of them empty.
-
-        Returns:
-            The unfilled parts of the buffers.
+        payload can be received together, each in its own buffer. Not all buffers may be empty.
         """
         self._check()
         if self._unread:

@@ -51,10 +51,7 @@ class ConnectionPool(Generic[C]):
 
     @asynccontextmanager
     async def borrow(self, *, for_store: bool = False) -> AsyncIterator[C]:
-        """Borrow a connection, waiting while all are lent.
-
-        Args:
-            for_store: true for a store; stores leave half of the connections to other calls.
+        """Borrow a connection, waiting while all are lent, or for a store (``for_store``) half.
 
         If the connection is still usable after the block, the pool keeps it for the next borrower.
         If the block raises or is cancelled, the pool closes the connection, because the next

@@ -30,16 +30,10 @@ async def call_by_shard(
         async def _load_from(self, server, transfers):
             ...  # one verdict per transfer, or a TierError for all of them
 
-    Args:
-        clock: the clock that starts the calls.
-        items: the batch, such as keys or transfers.
-        shard_of: a function that returns an item's shard, such as its server.
-        call: a function that is called once per shard, with the shard and the shard's items in
-            order. It must return one result per item; a wrong number raises ValueError.
-
-    Returns:
-        One result per item, in the order of ``items``. If ``call`` raises a :class:`TierError` for
-        a shard, the error is the result of each of the shard's items.
+    ``shard_of`` returns the shard of one of the ``items``, such as a key's server. ``call`` is
+    called once per shard, in a task of the ``clock``, with the shard and its items in order. It
+    must return one result per item; a wrong number raises ValueError. If it raises a
+    :class:`TierError`, the error is the result of each of the shard's items.
 
     When this function has returned or raised, no call runs any more.
     """

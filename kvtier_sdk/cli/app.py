@@ -31,7 +31,7 @@ from kvtier_sdk.cli.tier.explain import explain_command
 from kvtier_sdk.cli.tier.ls import ls_command
 from kvtier_sdk.cli.tier.rm import rm_command
 from kvtier_sdk.cli.tier.verify import verify_command
-from kvtier_sdk.cli.tier_check import advice_on
+from kvtier_sdk.cli.tier_check import ADVICE
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import KVTierError, TierError
@@ -119,7 +119,7 @@ def run() -> int:
         return 2
     except TierError as error:
         say(without_password(f"kvtier: {error}"), to_stderr=True)
-        advice = advice_on(verdict_of(error))
+        advice = ADVICE.get(verdict_of(error))
         if advice:
             _tell(f"  what to do: {advice}")
         return 1

@@ -31,8 +31,7 @@ from kvtier_sdk.types import Capability
 
 def backends_command(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Show only these backends."),
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Show only these backends.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,15 +42,8 @@ def backends_command(
     described = [_describe(info) for info in _wanted(names or [])]
     if as_json:
         common = [asdict(option) for option in describe_options(RunnerOptions)]
-        print(
-            json.dumps(
-                {
-                    "contract_version": CONTRACT_VERSION,
-                    "backends": described,
-                    "options_of_every_tier": common,
-                }
-            )
-        )
+        found = {"contract_version": CONTRACT_VERSION, "backends": described}
+        print(json.dumps(found | {"options_of_every_tier": common}))
     else:
         _show(described)
     if any(backend["fault"] for backend in described):

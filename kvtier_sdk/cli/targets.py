@@ -28,11 +28,8 @@ TARGET_HELP = (
     "tier of it."
 )
 
-#: Top-level options of engines, each with the kvtier package that reads the configuration.
-_PUBLISHED = {
-    "kv_connector": "kvtier-vllm",
-    "kv_connector_extra_config": "kvtier-vllm",
-}
+#: Top-level options of vLLM, whose configuration kvtier-vllm reads.
+_VLLM = {"kv_connector", "kv_connector_extra_config"}
 
 _URL = re.compile(r"[A-Za-z][\w+.-]*:")
 
@@ -105,9 +102,8 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools
-    for name in options.keys() & _PUBLISHED.keys():
-        package = _PUBLISHED[name]
-        raise ConfigError(f"{where}: option {name!r} is an engine's; pip install {package}")
+    for name in options.keys() & _VLLM:
+        raise ConfigError(f"{where}: option {name!r} is an engine's; pip install kvtier-vllm")
     return None
 
 

@@ -13,16 +13,11 @@ from typing import cast
 
 import numpy as np
 
-from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.errors import (
-    BackendError,
-    ConfigError,
-    TierContractError,
-    TierError,
-)
+from kvtier_sdk.errors import BackendError, ConfigError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_pool
 from kvtier_sdk.opening.maintenance import BlockingTier
@@ -41,7 +36,7 @@ _TRIALS = 3
 #: Longest wait for a tier to report its usage.
 _USAGE_S = 5.0
 #: Advice to the operator, by verdict.
-_ADVICE: dict[Verdict, str] = {
+ADVICE: dict[Verdict, str] = {
     Verdict.UNAVAILABLE: (
         "see that the store runs, that its address is right, and that this machine reaches it"
     ),
@@ -57,10 +52,6 @@ _INTERRUPTED_S = 0.5
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 
-def advice_on(verdict: Verdict) -> str | None:
-    return _ADVICE.get(verdict)
-
-
 class _StepError(Exception):
     def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
@@ -68,10 +59,8 @@ class _StepError(Exception):
 
 
 def _like_kv(size_bytes: int) -> bytes:
-    """Return normally distributed numbers, whose exponents vary as much as those of KV.
-
-    They have three bits of mantissa, so that rounding them to 8 bits does not change them.
-    """
+    """Return normally distributed numbers, whose exponents vary as much as those of KV."""
+    # They have three bits of mantissa, so that rounding them to 8 bits does not change them.
     floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
     floats = np.copysign(np.maximum(np.abs(floats), 2**-10), floats)
     return (floats.view(np.uint32) >> 16 & 0xFFF0).astype(np.uint16).tobytes()[:size_bytes]
@@ -92,24 +81,22 @@ class TierCheck:
 
 
 def check_tiers(
-    config: TieringConfig, *, chunk_bytes: int, timeout_s: float = 30.0, clock: Clock | None = None
+    config: TieringConfig, *, chunk_bytes: int, timeout_s: float
 ) -> Iterator[TierCheck]:
-    """Connect to each tier, and store, look up, load and remove a chunk.
-
-    The chunk has a namespace of its own and a random key, so the check disturbs neither engines
-    nor another check of the same store.
-    """
+    """Connect to each tier, and store, look up, load and remove a chunk."""
+    # The chunk has a namespace of its own and a random key, so the check disturbs neither engines
+    # nor another check of the same store.
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
         for spec in config.tiers:
-            yield _Check(spec, pool, clock or SystemClock(), timeout_s).run()
+            yield _Check(spec, pool, timeout_s).run()
 
 
 class _Check:
-    def __init__(self, spec: TierSpec, pool: HostPool, clock: Clock, timeout_s: float) -> None:
+    def __init__(self, spec: TierSpec, pool: HostPool, timeout_s: float) -> None:
         self._spec = spec
         self._pool = pool
-        self._clock = clock
+        self._clock = SystemClock()
         self._timeout_s = timeout_s
         self._key = make_offload_key(os.urandom(32), 0xFFFF_FFFF)
         self._outcome = TierCheck(spec.name, spec.backend)
@@ -138,7 +125,7 @@ class _Check:
                 raise
             client.close(self._timeout_s)
         except TierError as error:
-            self._note_fault(error, advice_on(verdict_of(error)))
+            self._note_fault(error, ADVICE.get(verdict_of(error)))
         except _StepError as error:
             self._note_fault(error, error.advice)
         except (ConfigError, BackendError) as error:
@@ -146,7 +133,7 @@ class _Check:
         except Exception as error:  # the backend's constructor or ``open`` raised it
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
             raised.tier, raised.operation = self._spec.name, "open"
-            self._note_fault(raised, advice_on(Verdict.CONTRACT))
+            self._note_fault(raised, ADVICE[Verdict.CONTRACT])
 
     def _make_tier(self) -> BlockingTier:
         """Make the tier, with deadlines that are no shorter than the check's time limit."""
@@ -250,17 +237,17 @@ class _Check:
         if verdict is Verdict.NOT_FOUND:
             raise self._error(operation, "the chunk is not there, although it was stored", verdict)
         if result.error is not None:
-            raise _StepError(result.error, advice_on(verdict))
+            raise _StepError(result.error, ADVICE.get(verdict))
         message = f"no answer within {self._timeout_s:g} s"
         if verdict is Verdict.TIMEOUT:
             raise self._gave_up(operation.value, message)
         raise self._error(operation, message, verdict)
 
     def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
-        return _StepError(f"{self._spec.name} {operation.value}: {message}", advice_on(verdict))
+        return _StepError(f"{self._spec.name} {operation.value}: {message}", ADVICE.get(verdict))
 
     def _gave_up(self, step: str, message: str) -> _StepError:
-        advice = f"{advice_on(Verdict.TIMEOUT)}; --timeout makes the check wait longer"
+        advice = f"{ADVICE[Verdict.TIMEOUT]}; --timeout makes the check wait longer"
         return _StepError(f"{self._spec.name} {step}: {message}", advice)
 
 

@@ -36,8 +36,7 @@ def top_command(
     ] = "1s",
     once: Annotated[bool, typer.Option("--once", help="Look once, and end.")] = False,
     as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print each look as a line of JSON: counters, no rates."),
+        bool, typer.Option("--json", help="Print each look as a line of JSON: counters, no rates.")
     ] = False,
 ) -> None:
     """Show a running engine's tiers live: hits, throughput, queues, breakers, drops, space.

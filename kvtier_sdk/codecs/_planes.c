@@ -42,9 +42,10 @@
 #define EACH_BYTE 0x0101010101010101u
 
 struct kind {
-    unsigned bytes, exponent_bits;
+    unsigned bytes, exponent_bits, least_scale, most_scale; /* scales of rounded kinds only */
 };
-static const struct kind kinds[] = {{2, 8}, {2, 5}, {1, 4}, {1, 5}, {2, 8}, {2, 5}};
+static const struct kind kinds[] = {{2, 8, 0, 0}, {2, 5, 0, 0},    {1, 4, 0, 0},
+                                    {1, 5, 0, 0}, {2, 8, 19, 254}, {2, 5, 120, 142}};
 #define FLOAT8 4 /* the first kind that is rounded to float8_e4m3fn */
 
 /* An element of a payload, which may begin at an odd address. */
@@ -369,17 +370,6 @@ INLINE uint16_t to_element(struct kind kind, float number)
     return (uint16_t)choose(bits < 113u << 23, denormal, normal);
 }
 
-/* The smallest and the largest scale of a kind. */
-INLINE uint32_t least_scale(struct kind kind)
-{
-    return kind.exponent_bits == 8 ? 19 : 120;
-}
-
-INLINE uint32_t most_scale(struct kind kind)
-{
-    return kind.exponent_bits == 8 ? 254 : 142;
-}
-
 /* Round a unit; return false if an element is not finite. */
 INLINE bool round_unit(struct kind kind, const element16 *plain, uint8_t *restrict coded)
 {
@@ -390,8 +380,8 @@ INLINE bool round_unit(struct kind kind, const element16 *plain, uint8_t *restri
     }
     /* The largest element becomes 256 to 448, after rounding. */
     uint32_t scale = (float_bits(from_element(kind, (uint16_t)largest)) + 0x17ffff) >> 23;
-    scale = scale < least_scale(kind) ? least_scale(kind) : scale;
-    scale = scale > most_scale(kind) ? most_scale(kind) : scale;
+    scale = scale < kind.least_scale ? kind.least_scale : scale;
+    scale = scale > kind.most_scale ? kind.most_scale : scale;
     float factor = power(262 - scale);
     coded[0] = (uint8_t)scale;
     for (unsigned at = 0; at < UNIT; at++) {
@@ -408,7 +398,7 @@ INLINE bool round_unit(struct kind kind, const element16 *plain, uint8_t *restri
 
 INLINE bool restore_unit(struct kind kind, element16 *restrict plain, const uint8_t *coded)
 {
-    if (coded[0] < least_scale(kind) || coded[0] > most_scale(kind))
+    if (coded[0] < kind.least_scale || coded[0] > kind.most_scale)
         return false;
     float factor = power(coded[0] - 8u);
     for (unsigned at = 0; at < UNIT; at++) {

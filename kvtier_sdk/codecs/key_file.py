@@ -16,10 +16,8 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 
 
 def read_keys(path: str) -> list[bytes]:
-    """Read 256-bit keys, one per line in hexadecimal; skip empty lines and ``#`` comments.
-
-    Error messages never quote the file's content.
-    """
+    """Read 256-bit keys, one per line in hexadecimal; skip empty lines and ``#`` comments."""
+    # Error messages never quote the file's content.
     try:
         text = _read_private(path)
     except OSError as error:

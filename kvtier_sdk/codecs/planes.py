@@ -49,21 +49,11 @@ _MOST_KIND = 5
 
 
 class Planes:
-    """An exact coder of payloads. Any thread may call it.
-
-    Args:
-        dtype: the elements' type, as ``str`` or vLLM gives it: ``"torch.bfloat16"``, ``"fp8"``.
-
-    Attributes:
-        KINDS: numbers of the kinds of floats by dtype: 16 bits with exponents of 8 and 5 bits, 8
-            bits with 4 and 5. :mod:`kvtier_sdk.codecs.float8` has two more.
-        FLOATS: these dtypes in words.
-
-    Raises:
-        ValueError: ``dtype`` is not supported.
-    """
+    """An exact coder of payloads with elements of a ``dtype``. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
+    # Each kind's number, by dtype as ``str`` or vLLM gives it ("torch.bfloat16", "fp8"): 16 bits
+    # with exponents of 8 and 5 bits, 8 bits with 4 and 5. Float8 has two more.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,
@@ -87,21 +77,14 @@ class Planes:
         return dtype.removeprefix("torch.") in cls.KINDS
 
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
-        """Write the coded payload to the beginning of ``stored``, and return its length.
-
-        The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
-        least a sixteenth shorter than the payload; then ``stored`` may hold anything.
-        """
+        """Write the coded payload to the beginning of ``stored``, and return its length."""
+        # The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
+        # least a sixteenth shorter than the payload; then ``stored`` may hold anything.
         return coder.encode(self._kind, payload, stored, alignment)
 
     @staticmethod
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
-        """Decode in place, whatever the kind of floats.
-
-        Raises:
-            CorruptChunkError: this is no coded payload of this length. The memory may hold
-                anything then.
-        """
+        """Decode in place, whatever the kind. After a CorruptChunkError it may hold anything."""
         kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")
         fits = 16 <= stored_bytes <= payload_bytes and kind <= _MOST_KIND
         if not fits or not coder.decode(kind, memory, stored_bytes, payload_bytes):

@@ -51,12 +51,10 @@ class TierSpec:
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:
-        """Read a tier URL such as ``file:///data/kv?capacity=1GiB&load_deadline=2s&name=cold``.
+        """Read a ``url`` such as ``file:///data/kv?capacity=1GiB&load_deadline=2s&name=cold``.
 
-        Args:
-            url: the scheme names the backend. The query holds the backend's options, the options
-                that every tier has, and the tier's name.
-            overrides: further options, none of which may also be in the URL.
+        The scheme names the backend. The query holds the backend's options, the options that every
+        tier has, and the tier's name. None of the ``overrides`` may also be in the URL.
 
         Raises:
             ConfigError: the URL or an option is wrong.
@@ -152,9 +150,7 @@ class TierSpec:
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the configuration as plain data that :meth:`from_options` reads.
 
-        Args:
-            secrets: write secrets in the clear instead of as ``"***"``.
-            defaults: include the options that were not given.
+        If true, ``secrets`` are in the clear, and ``defaults`` of other options are included.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)

@@ -79,11 +79,9 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read options, and import the backends and policies that the options name.
+        """Read ``options`` by name, and import the backends and policies that they name.
 
-        Args:
-            options: the values by option name; ``tiers`` is a list of URLs, tables and specs.
-            where: the source of the options; each error message begins with this text.
+        ``tiers`` is a list of URLs, tables and specs. Each error message begins with ``where``.
 
         Raises:
             ConfigError: an option is wrong; the message has a line for each mistake.
@@ -102,11 +100,7 @@ class TieringConfig(StrictModel):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a configuration file.
-
-        Args:
-            path: a file in TOML (``.toml``), JSON (``.json``), or YAML (``.yaml``, ``.yml``; with
-                the extra ``yaml``).
+        """Read the file ``path``: TOML (``.toml``), JSON or, with the extra ``yaml``, YAML.
 
         Raises:
             ConfigError: the file cannot be read or parsed, or an option is wrong.
@@ -116,9 +110,7 @@ class TieringConfig(StrictModel):
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the options as plain data that :meth:`from_dict` reads.
 
-        Args:
-            secrets: write secrets in the clear instead of as ``"***"``.
-            defaults: include the options that were not given.
+        If true, ``secrets`` are in the clear, and ``defaults`` of other options are included.
         """
         plain = self.model_copy(update={"tiers": ()})
         given = super(TieringConfig, plain).to_dict(secrets=secrets, defaults=defaults)
@@ -217,10 +209,8 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Yield a message for tiers in one location with different options, or in nested locations.
-
-    In nested locations, the outer tier could count or remove the inner tier's chunks.
-    """
+    """Yield a message for tiers in one location with different options, or in nested locations."""
+    # In nested locations, the outer tier could count or remove the inner tier's chunks.
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()
         if first is None or location is None:

@@ -47,27 +47,20 @@ class ChunkCodec(ABC):
     def seal(
         self, associated: bytes, payload: memoryview, sealed: memoryview, envelope: memoryview
     ) -> None:
-        """Seal a ``payload``, which must not be modified.
+        """Seal ``payload``, which must not be modified, into ``sealed`` and ``envelope``.
 
-        Args:
-            associated: the associated data, which the SDK also passes to :meth:`open`.
-            payload: the content.
-            sealed: the memory for the sealed payload, of the same length.
-            envelope: the memory for the envelope.
+        ``sealed`` is as long as the payload. :meth:`open` gets the same ``associated`` data.
         """
 
     @abstractmethod
     def open(
         self, associated: bytes, envelope: memoryview, sealed: memoryview, payload: memoryview
     ) -> None:
-        """Open a sealed payload.
+        """Open ``sealed`` with ``envelope``, as the tier has loaded them, into ``payload``.
 
-        Args:
-            associated: the chunk's associated data, the same as for :meth:`seal`.
-            envelope: the envelope that the tier has loaded.
-            sealed: the sealed payload that the tier has loaded.
-            payload: the memory for the content, which may hold anything after an error.
+        After an error, ``payload`` may hold anything.
 
         Raises:
-            ChunkAuthError: the arguments do not belong together, or the codec lacks the secret key.
+            ChunkAuthError: these and the ``associated`` data do not belong together, or the codec
+                lacks the secret key.
         """

@@ -60,13 +60,9 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return true if the tier should get a chunk now.
+        """Return true if the tier should get the chunk ``key`` now; ``request`` stored or uses it.
 
-        Args:
-            key: the chunk.
-            hits: how often the chunk was copied back to the device since it came into the primary
-                tier.
-            request: the request that stored or uses the chunk.
+        ``hits`` says how often it was copied back to the device while in the primary tier.
         """
 
 
@@ -107,11 +103,9 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
-        """Record chunks that have become readable.
+        """Record that the chunks ``keys``, in prefix order, have become readable.
 
-        Args:
-            keys: the chunks, in prefix order.
-            request: the request that stored the chunks, or for which they were loaded.
+        ``request`` has stored them, or they were loaded for it.
         """
 
     @abstractmethod
@@ -119,11 +113,9 @@ class EvictionPolicy(ABC):
         """Record that ``request`` uses the known chunks ``keys``, in prefix order."""
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
-        """Record that a request has ended. Its last chunks may become readable afterwards.
+        """Record that ``request`` has ended. Its last chunks may become readable afterwards.
 
-        Args:
-            request: the request.
-            stop: why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
+        ``stop`` says why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
         """
         return
 
@@ -135,12 +127,8 @@ class EvictionPolicy(ABC):
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
     ) -> Sequence[OffloadKey]:
-        """Choose chunks to evict. The SDK calls :meth:`on_remove` for each chunk that it evicts.
+        """Choose ``count`` distinct chunks to evict, the least valuable first.
 
-        Args:
-            count: the number of chunks wanted; return fewer only if no more are evictable.
-            is_evictable: returns False for a chunk that is pinned now.
-
-        Returns:
-            Distinct evictable chunks, the least valuable first.
+        ``is_evictable`` is false for a chunk that is pinned now; return fewer chunks only if no
+        more are evictable. The SDK calls :meth:`on_remove` for each chunk that it evicts.
         """

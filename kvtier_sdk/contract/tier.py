@@ -107,11 +107,7 @@ class TierContext:
         return self.metrics.counter(name)
 
     def gauge(self, name: str) -> TierGauge:
-        """Make a gauge, exported as ``kvtier_backend_gauge``; the rules of :meth:`counter` apply.
-
-        Args:
-            name: the gauge's name in this tier, unit included: ``idle_connections``.
-        """
+        """Make the gauge ``name``, exported as ``kvtier_backend_gauge``; see :meth:`counter`."""
         return self.metrics.gauge(name)
 
 

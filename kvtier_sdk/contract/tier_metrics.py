@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from kvtier_sdk.errors import TierContractError
+
+T = TypeVar("T")
 
 
 class TierCounter:
@@ -60,16 +64,10 @@ class TierMetrics:
         self._is_complete = False
 
     def counter(self, name: str) -> TierCounter:
-        if name not in self._counters:
-            self._check_new(name)
-            self._counters[name] = TierCounter()
-        return self._counters[name]
+        return self._found(self._counters, name, TierCounter)
 
     def gauge(self, name: str) -> TierGauge:
-        if name not in self._gauges:
-            self._check_new(name)
-            self._gauges[name] = TierGauge()
-        return self._gauges[name]
+        return self._found(self._gauges, name, TierGauge)
 
     def complete(self) -> bool:
         """Refuse new names from now on; return true if a counter or gauge exists."""
@@ -85,10 +83,13 @@ class TierMetrics:
         self._told.update(counters | gauges)
         return counters, gauges
 
-    def _check_new(self, name: str) -> None:
-        if name in self._counters or name in self._gauges:
-            raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
-        if self._is_complete:
-            raise TierContractError(
-                f"counter or gauge {name!r} comes too late: make it in __init__ or open"
-            )
+    def _found(self, known: dict[str, T], name: str, make: Callable[[], T]) -> T:
+        if name not in known:
+            if name in self._counters or name in self._gauges:
+                raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
+            if self._is_complete:
+                raise TierContractError(
+                    f"counter or gauge {name!r} comes too late: make it in __init__ or open"
+                )
+            known[name] = make()
+        return known[name]

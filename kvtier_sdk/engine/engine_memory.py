@@ -15,10 +15,7 @@ from kvtier_sdk.types import Region
 
 
 class EngineMemory:
-    """A contiguous range of memory in which an engine keeps its objects.
-
-    Attributes:
-        region: the address and size of the memory.
+    """A contiguous range of memory, the ``region``, in which an engine keeps its objects.
 
     Args:
         engine: the engine's name, for messages.
@@ -90,10 +87,8 @@ class _Slots:
         return self._memory.fd
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
-        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``.
-
-        The padding holds no other object, because each object occupies whole pages of 4,096 bytes.
-        """
+        """Return a writable view of the object in ``slot`` and its padding up to ``alignment``."""
+        # The padding holds no other object, because each object occupies whole pages.
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
         start = slot * self.layout.row_bytes
@@ -103,20 +98,11 @@ class _Slots:
 class OverlappingSlots(_Slots):
     """Slots for objects of one size; a slot begins every 4,096 bytes of an engine's memory.
 
-    The slots overlap, but the engine's objects never do.
-
-    Attributes:
-        chunk_bytes: payload of a slot, which is the length of an object.
-        slots: number of slots.
-        region: the engine's whole memory.
-        layout: the geometry of the slots, for a process that maps the memory.
-
-    Args:
-        memory: the engine's memory.
-        chunk_bytes: length of an object.
+    The slots overlap, but the engine's objects never do. The attributes are those of
+    :class:`EngineSlots`; a slot's payload is one object, and ``region`` the whole memory.
 
     Raises:
-        ConfigError: an object is larger than the memory.
+        ConfigError: an object of ``chunk_bytes`` is larger than the engine's ``memory``.
     """
 
     def __init__(self, memory: EngineMemory, chunk_bytes: int) -> None:
@@ -168,11 +154,9 @@ class EngineSlots(_Slots):
 
 
 def open_file_of(memory: Region) -> int | None:
-    """Open the file that shared memory maps from its start; ``None`` if that is impossible.
-
-    The file may have lost its name, and the engine may not expose its descriptor. So look among
-    this process's open files too.
-    """
+    """Open the file that shared memory maps from its start; ``None`` if that is impossible."""
+    # The file may have lost its name, and the engine may not expose its descriptor. So look among
+    # this process's open files too.
     mapped = _file_mapped_at(memory.address)
     if mapped is None:
         return None

@@ -133,9 +133,7 @@ def open_tier(
             needs memory from ``HostPool.create``.
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
-        clock: the source of time and tasks; the system's by default.
-        events: true to collect events.
-        notify: called on a tier's thread when the tier has new reports; it must not block.
+        clock: as for :func:`open_manager`, and so are ``events`` and ``notify``.
         shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.

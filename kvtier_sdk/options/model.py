@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    SecretBytes,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
@@ -125,11 +118,8 @@ class StrictModel(BaseModel):
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the given options as plain data, with quantities in bytes and seconds.
 
-        A secret from a file or from the environment is written as a reference to its source.
-
-        Args:
-            secrets: write other secrets in the clear instead of as ``"***"``.
-            defaults: include the options that were not given.
+        A secret from a file or from the environment is written as a reference to its source, and
+        other ``secrets`` in the clear or as ``"***"``. ``defaults`` adds the options not given.
         """
 
         def plain(value: Any) -> Any:

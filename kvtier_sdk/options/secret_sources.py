@@ -44,7 +44,6 @@ class FileSecret(SecretStr):
         self.values = [self.get_secret_value()]
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that name the source of the secret."""
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:

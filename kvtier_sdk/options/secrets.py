@@ -150,11 +150,8 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return ``error`` itself if neither its text nor the text of any cause shows a secret.
-
-    Otherwise return a masked copy. Its class is the nearest base class in :mod:`kvtier_sdk.errors`,
-    or else a new class with the name of the error's class.
-    """
+    """Return ``error`` itself, or a masked copy if its text or that of a cause shows a secret."""
+    # A masked copy has the nearest base class in errors.py, or else a new class of the same name.
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
     )

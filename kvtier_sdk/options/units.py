@@ -104,6 +104,8 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_seconds(duration_s: float) -> str:
     """Format a duration with three significant digits: ``0.05`` is ``"50 ms"``."""
+    if 0 < duration_s < 1e-3:
+        return f"{1e6 * duration_s:.3g} us"
     if duration_s < 1:
         return f"{1e3 * duration_s:.3g} ms"
     if duration_s < 120:

@@ -35,10 +35,7 @@ class TierURL:
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Split a URL into its parts.
-
-        Args:
-            url: for example ``file:///data/kv?capacity=1GiB``.
+        """Split a ``url`` such as ``file:///data/kv?capacity=1GiB`` into its parts.
 
         Raises:
             ConfigError: the URL is malformed, names no backend, or gives an option twice.
@@ -79,13 +76,9 @@ class TierURL:
         )
 
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge the query's options with options from other parts of the URL, without validation.
+        """Merge the query's options with those ``given`` by other parts of the URL.
 
-        Args:
-            given: options from the other parts, by name; ``None`` for an absent part.
-
-        Raises:
-            ConfigError: an option is given twice.
+        ``None`` stands for an absent part. A ConfigError says which option is given twice.
         """
         present = {name: value for name, value in given.items() if value is not None}
         for name in sorted(present.keys() & self.options.keys()):

@@ -60,13 +60,12 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Make an unnamed pool that other processes can map; this process becomes the scheduler.
+        """Make an unnamed pool of this ``layout`` for several processes; this is the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
-            layout: the geometry of the pool.
             prefault: map every page now; if False, reserve memory now and map pages on first use.
 
         Raises:
@@ -141,16 +140,10 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
-        """Check that there is room for a pool, without making it.
+        """Check that there is room for a pool of this ``layout``, without making it.
 
-        Args:
-            layout: the geometry of the pool.
-            directory: the directory for :meth:`join`, or None for :meth:`create`. Memory that the
-                pools of killed processes still occupy does not count as free.
-
-        Raises:
-            ConfigError: there is not enough room; the message gives the needed size, the free
-                size and a remedy.
+        ``directory`` is for :meth:`join`, and None for :meth:`create`. Memory that the pools of
+        killed processes still occupy does not count as free. The ConfigError names a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
@@ -208,18 +201,10 @@ class HostPool:
         return self._shared_file().absent(self.worker)
 
     def part(self, worker: int) -> npt.NDArray[np.uint8]:
-        """Return a worker's part of every slot.
+        """Return the part of ``worker``, from 0, of every slot; raise ConfigError if none is there.
 
-        Args:
-            worker: index of the worker, from 0.
-
-        Returns:
-            An array of shape (slots, ``part_bytes``) over the pool's memory. The array keeps the
-            memory alive. Each slot's part is contiguous. If the layout is replicated, only the
-            array of worker 0 is writable.
-
-        Raises:
-            ConfigError: there is no such worker.
+        The array has the shape (slots, ``part_bytes``), and keeps the pool's memory alive. Each
+        slot's part is contiguous. In a replicated layout, only the array of worker 0 is writable.
         """
         start = self.layout.part_offset(worker)
         rows = np.frombuffer(self._whole(), np.uint8).reshape(self.slots, self.row_bytes)
@@ -228,17 +213,10 @@ class HostPool:
         return part
 
     def view(self, slot: int) -> memoryview:
-        """Return a slot's payload.
+        """Return the payload of ``slot``, from 0, as a writable, contiguous view in format ``B``.
 
-        Args:
-            slot: index of the slot, from 0.
-
-        Returns:
-            A writable, contiguous view of ``chunk_bytes`` bytes in format ``B``. The view keeps the
-            memory alive, and so does everything made from the view.
-
-        Raises:
-            IndexError: there is no such slot.
+        The view keeps the memory alive, and so does everything made from the view. The method
+        raises IndexError if there is no such slot.
         """
         return self.padded_view(slot, 1)
 

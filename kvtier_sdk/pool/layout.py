@@ -85,14 +85,7 @@ class PoolLayout:
             )
 
     def part_offset(self, worker: int) -> int:
-        """Return the offset of a worker's part in a row.
-
-        Args:
-            worker: index of the worker, from 0.
-
-        Raises:
-            ConfigError: there is no such worker.
-        """
+        """Return the offset of the part of ``worker`` in a row; :meth:`check_worker` applies."""
         self.check_worker(worker)
         return 0 if self.replicated else worker * round_up(self.part_bytes, PART_ALIGNMENT)
 
@@ -105,11 +98,7 @@ class PoolLayout:
     def from_header(cls, header: bytes) -> PoolLayout | None:
         """Read a layout from ``header``, the last 4,096 bytes of a file.
 
-        Returns:
-            The layout, or None if the bytes are not a host pool's header.
-
-        Raises:
-            ConfigError: the header has another format version.
+        Return None if this is no host pool's header; raise ``ConfigError`` for another format.
         """
         if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
             return None

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.types import Region
 
 #: Linux has had this advice since 5.14. Python's ``mmap`` lacks the constant, and holds the
 #: interpreter lock during ``madvise``, so this module calls the C library instead.
@@ -27,7 +28,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     """Back every page with memory without changing a byte; raise ConfigError if memory runs out."""
-    address, size_bytes = _address_of(mapping), len(mapping)
+    address, size_bytes = Region.of(mapping).address, len(mapping)
 
     def populate(start: int) -> int:
         length = min(_STRETCH_BYTES, size_bytes - start)
@@ -57,10 +58,6 @@ def ask_for_huge_pages(mapping: mmap.mmap) -> None:
     """Request huge pages before any page is touched; the kernel's settings may refuse them."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-
-
-def _address_of(mapping: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
 
 
 def _touch(mapping: mmap.mmap, fd: int | None) -> None:

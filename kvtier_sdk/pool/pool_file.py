@@ -107,10 +107,8 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Join a named file as the scheduler or a worker; the last to join removes the name.
-
-    If the file no longer has its name, close ``fd`` and return ``None``.
-    """
+    """Join a named file as the scheduler or a worker; the last to join removes the name."""
+    # If the file no longer has its name, close ``fd`` and return ``None``.
     file = PoolFile(fd, layout, path)
     try:
         with leases.joining(fd):

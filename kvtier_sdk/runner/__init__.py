@@ -5,11 +5,4 @@ from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.process.runner import ProcessRunner
 from kvtier_sdk.runner.thread import ThreadRunner
 
-__all__ = [
-    "PoolMemory",
-    "ProcessRunner",
-    "SlotMemory",
-    "ThreadRunner",
-    "TierLoop",
-    "TierRunner",
-]
+__all__ = ["PoolMemory", "ProcessRunner", "SlotMemory", "ThreadRunner", "TierLoop", "TierRunner"]

@@ -19,14 +19,7 @@ from kvtier_sdk.options.secrets import Secrets, masked_error
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop_thread import close_tier
-from kvtier_sdk.types import (
-    Capability,
-    Entry,
-    OffloadKey,
-    RequestContext,
-    Transfer,
-    Usage,
-)
+from kvtier_sdk.types import Capability, Entry, OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
@@ -44,7 +37,6 @@ class TierCaller:
     A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
     quarantine: every later call fails with the same message. An exception other than a
     :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
-
     If the store refuses a secret and the secret's file has changed, the call is repeated once.
     """
 
@@ -174,10 +166,8 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call; raise every error of the tier as a :class:`TierError`.
-
-        ``open`` can raise a :class:`ConfigError` too, and ``close`` raises what the tier raised.
-        """
+        """Make one call; raise every error of the tier as a :class:`TierError`."""
+        # ``open`` can raise a ConfigError too, and ``close`` raises what the tier raised.
         if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
@@ -248,11 +238,9 @@ class TierCaller:
 
 
 def is_not_tiers(error: BaseException) -> bool:
-    """Return true for an interrupt, a closed generator, and a cancellation of the running task.
-
-    A SystemExit counts as the tier's error, because it must end neither the loop nor the process.
-    The BaseException that a panic in a Rust client raises counts as the tier's error too.
-    """
+    """Return true for an interrupt, a closed generator, and a cancellation of the running task."""
+    # A SystemExit counts as the tier's error, because it must end neither the loop nor the process.
+    # The BaseException that a panic in a Rust client raises counts as the tier's error too.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0

@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.errors import (
-    ChunkAuthError,
-    ChunkNotFoundError,
-    CorruptChunkError,
-    TierError,
-)
+from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
@@ -81,10 +76,13 @@ class ChunkMover:
         tier = self._compressor.gate or self._sealer or self._call
         batch = list(transfers.values())
         if operation is Operation.LOAD:
-            # Remember the chunks before the call, because a load may never end.
-            self._doubt(batch)
             for transfer in batch:
                 transfer.unverified = self._header.check
+                # Remember the chunks before the call, because a load may never end.
+                self._unloaded.pop(transfer.key, None)
+                self._unloaded[transfer.key] = None
+            while len(self._unloaded) > _MAX_UNLOADED:
+                del self._unloaded[next(iter(self._unloaded))]
             return dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
         async with self._compressor.compressing(batch, moved) as sent:
             errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
@@ -126,13 +124,6 @@ class ChunkMover:
             except TierError as error:
                 self._context.logger.warning("%s", error)
 
-    def _doubt(self, transfers: Iterable[Transfer]) -> None:
-        for transfer in transfers:
-            self._unloaded.pop(transfer.key, None)
-            self._unloaded[transfer.key] = None
-        while len(self._unloaded) > _MAX_UNLOADED:
-            del self._unloaded[next(iter(self._unloaded))]
-
     def _trust(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:
             self._unloaded.pop(transfer.key, None)
@@ -140,6 +131,5 @@ class ChunkMover:
 
 def _is_useless(error: TierError | None) -> bool:
     """Return true if no engine can use the chunk, whatever sealing keys the engine has."""
-    if isinstance(error, ChunkAuthError) and error.unknown_key:
-        return False
-    return isinstance(error, CorruptChunkError)
+    is_foreign = isinstance(error, ChunkAuthError) and error.unknown_key
+    return isinstance(error, CorruptChunkError) and not is_foreign

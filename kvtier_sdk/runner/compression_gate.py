@@ -98,25 +98,19 @@ class _Call(NamedTuple):
 
 
 class CompressionGate:
-    """A wrapper of a tier that times its calls, and decides whether stores are compressed.
-
-    They are while loads arrive sooner by it, and by more than expanding the chunks takes.
+    """A wrapper of a tier that times its calls, and compresses stores while loads gain by it.
 
     How long a load takes for each of its bytes follows from the tier's loads; until there are
     enough, from its stores. While all calls have one length, their latency counts as transfer. It
     does no longer once some are compressed, and calls of other lengths are not forgotten. Calls
     that run at once share a link, so the time of each is divided by their number. Their chunks are
     expanded at once too, as far as cores are idle.
-
-    Attributes:
-        is_open: true if the next store should be compressed.
-        trials: what is known about the coder.
     """
 
     def __init__(
         self, tier: TierCaller | ChunkSealer, trials: CoderTrials, clock: Clock, log: TierLog
     ) -> None:
-        self.is_open = False
+        self.is_open = False  # true if the next store should be compressed
         self._tier = tier
         self.trials = trials
         self._clock = clock

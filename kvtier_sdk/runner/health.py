@@ -35,8 +35,8 @@ _HANG_S = 60.0
 class DirectionHealth:
     """The health of a tier in one direction. After failures, probes run until the tier recovers.
 
-    A probe makes the same calls as a request, with a chunk that belongs to no engine. A tier that
-    is in quarantine, because it has broken the contract, is neither called nor probed.
+    A probe makes the same calls as a request, with a chunk that belongs to no engine. A tier in
+    quarantine is neither called nor probed.
     """
 
     def __init__(
@@ -119,9 +119,11 @@ class DirectionHealth:
         )
 
     async def _succeeds(self) -> bool:
-        hindrance = self._hindrance()
-        if hindrance is not None:
-            self._note_hindered(hindrance)
+        if self._attempt is not None and not self._attempt.done():
+            self._note_hindered("a probe hangs")
+            return False
+        if self._is_blocked(self._direction, self._clock.now_s()):
+            self._note_hindered(NO_ROOM)
             return False
         self._hindered_s = 0.0
         attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
@@ -137,12 +139,6 @@ class DirectionHealth:
             # If the probe ignores the cancellation, no other probe starts until it has ended.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
-
-    def _hindrance(self) -> str | None:
-        """Return the reason why no probe can start, or ``None`` if a probe can start."""
-        if self._attempt is not None and not self._attempt.done():
-            return "a probe hangs"
-        return NO_ROOM if self._is_blocked(self._direction, self._clock.now_s()) else None
 
     def _note_hindered(self, hindrance: str) -> None:
         if self._hindered_s >= _HANG_S:

@@ -75,10 +75,7 @@ _VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
 def verdict_of(error: TierError | None) -> Verdict:
     if error is None:
         return Verdict.OK
-    for error_class, verdict in _VERDICTS:
-        if isinstance(error, error_class):
-            return verdict
-    return Verdict.FAILED
+    return next((of for known, of in _VERDICTS if isinstance(error, known)), Verdict.FAILED)
 
 
 @dataclass(eq=False, slots=True)

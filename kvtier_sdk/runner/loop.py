@@ -20,11 +20,7 @@ from kvtier_sdk.codecs.float8 import Float8
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import (
-    ChunkNotFoundError,
-    ConfigError,
-    TierError,
-)
+from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
@@ -466,10 +462,7 @@ class TierLoop:
         return hung.total() >= self.options.concurrency
 
     def _note(
-        self,
-        run: _Run,
-        errors: Sequence[TierError | None],
-        objects: Sequence[OffloadKey] = (),
+        self, run: _Run, errors: Sequence[TierError | None], objects: Sequence[OffloadKey] = ()
     ) -> None:
         """Report a call's outcome to the breaker, unless the job is already concluded."""
         if not run.concluded:

@@ -9,10 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import (
-    TierTimeoutError,
-    TierUnavailableError,
-)
+from kvtier_sdk.errors import TierTimeoutError, TierUnavailableError
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.breaker import Backoff
 from kvtier_sdk.runner.jobs import OpeningEnded
@@ -49,11 +46,9 @@ class TierOpening:
         self._retrying: asyncio.Task[None] | None = None
 
     async def begin(self) -> bool:
-        """Make the first attempt; return true if the tier is open.
-
-        After a failure, retry in the background. Raise the error instead if the tier is required,
-        or if the engine waits and the error is permanent.
-        """
+        """Make the first attempt; return true if the tier is open."""
+        # After a failure, retry in the background. Raise the error instead if the tier is required,
+        # or if the engine waits and the error is permanent.
         # If an attempt blocks the loop past this time, the engine no longer waits for the opening.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()

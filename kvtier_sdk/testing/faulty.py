@@ -232,15 +232,9 @@ class FaultyTier(SecondaryTierManager):
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Make a tier class that adds the faults of a plan to the calls of another tier class.
+    """Make a tier class with the options and capabilities of ``tier_class``, and a plan's faults.
 
-    Args:
-        tier_class: the class to wrap.
-        plan: the faults.
-
-    Returns:
-        A tier class with the same options and capabilities. Run its tiers in a thread, because a
-        child process would not have the plan.
+    Run its tiers in a thread, because a child process would not have the ``plan``.
     """
     declared = {name: getattr(tier_class, name) for name in _DECLARED}
     own = {"inner_class": tier_class, "plan": plan, "__module__": __name__}

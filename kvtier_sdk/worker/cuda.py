@@ -70,12 +70,7 @@ class CUDADevice(Device):
                 )
 
     def start(
-        self,
-        plan: JobPlan,
-        operation: Operation,
-        *,
-        expedited: bool,
-        after: StreamOrEvent | None,
+        self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
     ) -> Copy:
         if after is None:
             raise ValueError(

@@ -52,12 +52,7 @@ class Device(ABC):
 
     @abstractmethod
     def start(
-        self,
-        plan: JobPlan,
-        operation: Operation,
-        *,
-        expedited: bool,
-        after: StreamOrEvent | None,
+        self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
     ) -> Copy:
         """Start a copy of at least one block, and return at once. Any thread may call this.
 

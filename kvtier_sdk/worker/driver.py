@@ -64,11 +64,9 @@ class Driver:
 
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
-        """Let this thread make calls that a graph's capture forbids, such as a query.
-
-        Outside the block, such a call fails during any thread's capture, and invalidates the
-        capture. The block must not use a stream that is being captured.
-        """
+        """Let this thread make calls that a graph's capture forbids, such as a query."""
+        # Outside the block, such a call fails during any thread's capture, and invalidates the
+        # capture. The block must not use a stream that is being captured.
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._exchange_capture_mode(ctypes.byref(mode))
         try:
@@ -166,11 +164,9 @@ class HIPDriver(Driver):
 
 
 def forget_error() -> None:
-    """Clear the error that a refused call left behind in this thread.
-
-    Otherwise the runtime would report the error to the engine after one of the engine's kernels.
-    torch has no function that clears the error.
-    """
+    """Clear the error that a refused call left behind in this thread."""
+    # Otherwise the runtime would report the error to the engine after one of the engine's kernels.
+    # torch has no function that clears the error.
     name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
     last_error = getattr(_torch_runtime(), name, None)
     # A build of torch that contains the runtime may not export the function.

@@ -217,11 +217,9 @@ class StagedPiece:
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, after the staging part's previous use.
-
-        A store begins with the kernel, and a load begins with the copies. Even after a failure, the
-        piece's last stream waits for all queued work.
-        """
+        """Queue the kernel and the copies, after the staging part's previous use."""
+        # A store begins with the kernel, and a load begins with the copies. Even after a failure,
+        # the piece's last stream waits for all queued work.
         part = self._staging.next_part()
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)

@@ -28,7 +28,7 @@ SDK = {
     for name in module.__all__
 }
 DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
-PROSE = {name: inspect.getdoc(found) or "" for name, found in DOCUMENTED.items()}
+PROSE = {name: f"{inspect.getdoc(found)}\n" for name, found in DOCUMENTED.items()}
 BLOCKS = {name: re.findall(r"::\n\n((?:    .*\n|\n)+)", text) for name, text in PROSE.items()}
 IMPORTS = "import itertools, os, tempfile, uuid\nfrom pathlib import Path\n"
 #: Examples that are only compiled, because they need a server with its own protocol.

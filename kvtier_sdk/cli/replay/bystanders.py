@@ -32,10 +32,8 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             continue
         limits = None
-        if isinstance(spec.config, BoundedTierConfig):
-            limits = _limits(spec.config)
-            if not limits:
-                continue
+        if isinstance(spec.config, BoundedTierConfig) and not (limits := _limits(spec.config)):
+            continue
         # Ignore a ConfigError, because either the store does not exist yet and holds nothing, or
         # the replay reports the mistake when it opens the tier.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
 from kvtier_sdk.cli.replay.view import in_tier, suggestion
-from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.options.units import format_bytes, format_seconds
 
 #: A chart has at most this many columns. For a longer trace, a column covers several requests.
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
+_count = "{:,.0f}".format
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +77,6 @@ def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
 
 def percent(share: float) -> str:
     return f"{share:.1%}"
-
-
-def duration(seconds: float) -> str:
-    for unit, factor in (("s", 1), ("ms", 10**3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 10**6:.3g} us"
 
 
 def waits(report: ReplayReport) -> list[Series]:
@@ -162,11 +156,7 @@ def _hit_rates(
         heads=[_span(word, start, min(start + width, len(named))) for start in starts],
         labels=[f"{start + 1:,}" for start in starts],
         series=[
-            Series(
-                of.name,
-                of.color,
-                list(map(truediv, _sums(found, width), totals)),
-            )
+            Series(of.name, of.color, list(map(truediv, _sums(found, width), totals)))
             for of, found in zip(sources(report)[:-1], hits, strict=True)
         ],
         text=percent,
@@ -209,8 +199,8 @@ def _waits(report: ReplayReport) -> Chart:
         title="How long requests waited",
         note="From a request's first lookup until all that it found was in host memory.",
         unit="wait",
-        heads=[f"{duration(start)} to {duration(end)}" for start, end in bounds],
-        labels=[duration(start) for start, _ in bounds],
+        heads=[f"{format_seconds(start)} to {format_seconds(end)}" for start, end in bounds],
+        labels=[format_seconds(start) for start, _ in bounds],
         series=series,
         text=_count,
     )
@@ -265,7 +255,3 @@ def _decades(least: float, most: float) -> list[float]:
     first, last = (math.floor(math.log10(of)) for of in (least, most))
     edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]
     return edges[max(0, bisect_right(edges, least) - 1) : bisect_right(edges, most) + 1]
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"

@@ -78,8 +78,7 @@ def replay_command(
         ),
     ] = None,
     slots: Annotated[
-        int | None,
-        typer.Option(min=1, show_default="2000", help="Slots of the host pool."),
+        int | None, typer.Option(min=1, show_default="2000", help="Slots of the host pool.")
     ] = None,
     chunk_bytes: Annotated[
         str | None,

@@ -170,11 +170,9 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for a tier's report, at most ``_STEP_S``. In a closed loop, wait for all jobs.
-
-        A closed loop plays one request at a time. If it made a step after every report, it would
-        repeat lookups that an engine does not repeat, and count them as scheduler time.
-        """
+        """Wait for a tier's report, at most ``_STEP_S``. In a closed loop, wait for all jobs."""
+        # A closed loop plays one request at a time. If it made a step after every report, it would
+        # repeat lookups that an engine does not repeat, and count them as scheduler time.
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
             # Meter this poll of the tiers, because an engine spends time on polls too.

@@ -11,19 +11,11 @@ from importlib.resources import files
 from typing import Any
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport
-from kvtier_sdk.cli.replay.charts import (
-    Chart,
-    charts,
-    duration,
-    percent,
-    sources,
-    ticks,
-    waits,
-)
+from kvtier_sdk.cli.replay.charts import Chart, charts, percent, sources, ticks, waits
 from kvtier_sdk.cli.replay.sessions import percentile
 from kvtier_sdk.cli.replay.view import saved_rows, session_line, turn_rows
 from kvtier_sdk.metrics import TierStats
-from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.options.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +172,7 @@ def _wait_table(report: ReplayReport) -> str:
     for of in waits(report):
         ordered = of.values
         marks = [percentile(ordered, share) for share in (50, 90, 99)]
-        rows.append([of.name, f"{len(ordered):,}", *map(duration, [*marks, ordered[-1]])])
+        rows.append([of.name, f"{len(ordered):,}", *map(format_seconds, [*marks, ordered[-1]])])
     return _table(columns, rows)
 
 
@@ -196,7 +188,7 @@ def _saved(report: ReplayReport) -> str:
     if report.recompute_s is None:
         return ""
     columns, *rows = saved_rows(report)
-    heading = f"Time saved, at {duration(report.recompute_s)} of computing a chunk"
+    heading = f"Time saved, at {format_seconds(report.recompute_s)} of computing a chunk"
     return f"<section><h2>{heading}</h2>{_table(columns, rows)}</section>"
 
 

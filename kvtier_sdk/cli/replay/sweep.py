@@ -7,7 +7,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -32,9 +32,8 @@ _MOST_PLAYED = 2**17
 _WORTHWHILE = 0.01
 
 
-@contextmanager
-def _no_progress(label: str, total: int) -> Iterator[Advance]:
-    yield lambda count: None
+def _no_progress(label: str, total: int) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda count: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +134,9 @@ def sweep_pool(
     """Count the hits for every size of the host pool, if requests come one at a time.
 
     For ``lru``, one pass over the workload counts the exact hits at all sizes. Any other policy is
-    simulated once for each size. A long workload is simulated with only some of its keys, so the
-    counts are estimates. A tier holds ``compression_ratio`` times as many chunks as a pool of its
-    size. ``others`` are policies to compare with ``policy``; ``progress`` is called with a label
-    and a number of steps for each stage, and returns a context that yields a function to call with
-    the number of steps done.
+    simulated once for each size, and for a long workload estimated with only some of its keys. A
+    tier holds ``compression_ratio`` times as many chunks as a pool of its size. ``others`` are
+    policies to compare with ``policy``. ``progress`` gets a label and a number of steps.
     """
     distinct = {key for request in workload for key in request.keys}
     longest = max((len(request.keys) for request in workload), default=0)
@@ -204,12 +201,10 @@ def _sizes(least: int, most: int) -> list[int]:
 
 
 def _slots_needed(workload: Sequence[ReplayRequest], advance: Advance) -> Iterator[int]:
-    """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss.
-
-    The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
-    chunks before it in the request, so the least recently used of these chunks decides (Mattson et
-    al., "Evaluation techniques for storage hierarchies", 1970).
-    """
+    """Yield the slots that an ``lru`` pool needs for each hit; skip chunks that always miss."""
+    # The pool holds the most recently used chunks. A chunk is a hit if the pool holds it and all
+    # chunks before it in the request, so the least recently used of these chunks decides (Mattson
+    # et al., "Evaluation techniques for storage hierarchies", 1970).
     recency = _Recency(sum(len(request.keys) for request in workload))
     for request in workload:
         deepest = 0
@@ -267,11 +262,9 @@ def _play_share(
     part: int,
     advance: Advance,
 ) -> dict[int, int]:
-    """Estimate a policy's hits at each size from a share of the keys, in pools scaled by the share.
-
-    Most of the error comes from the few keys that nearly every request names. ``lru`` has the same
-    error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
-    """
+    """Estimate a policy's hits at each size from a share of the keys, in pools of that share."""
+    # Most of the error comes from the few keys that nearly every request names. ``lru`` has the
+    # same error, but its exact hits are known, so only the policy's gain over ``lru`` is scaled up.
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
     sample = [

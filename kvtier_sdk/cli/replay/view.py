@@ -124,7 +124,8 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
         f"{format_bytes(sweep.distinct_chunks * chunk_bytes)}"
     )
     others = [f"with {of.policy}" for of in sweep.others]
-    rows = [("size", "chunks", _as_pool(sweep), "gained", *others, f"as tier behind {pool}")]
+    as_pool = f"as host pool, {sweep.policy}" if others else "as host pool"
+    rows = [("size", "chunks", as_pool, "gained", *others, f"as tier behind {pool}")]
     last = None
     for at, point in enumerate(sweep.points):
         gained = "" if last is None else f"{100 * sweep.rate(point.hit_chunks - last):+.2f}"
@@ -145,10 +146,6 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
         suggestion(sweep, chunk_bytes),
         *(_exactness(of) for of in (sweep, *sweep.others)),
     )
-
-
-def _as_pool(sweep: PoolSweep) -> str:
-    return f"as host pool, {sweep.policy}" if sweep.others else "as host pool"
 
 
 def _exactness(sweep: PoolSweep) -> str:

@@ -122,11 +122,9 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
 
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
-    """Return the workload with the time until each session's next request.
-
-    Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
-    deviation ``error``. After a session's last request the time is infinite.
-    """
+    """Return the workload with the time until each session's next request."""
+    # Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
+    # deviation ``error``. After a session's last request the time is infinite.
     if not all(request.session for request in workload):
         raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
     rng = random.Random(seed)

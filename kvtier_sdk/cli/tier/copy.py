@@ -75,7 +75,8 @@ def copy_command(
         except ConfigError as error:
             copied.fault = str(error)
         else:
-            with closing(_pool(chunk_bytes, pace)) as pool:
+            half = max(1, pace.part_bytes(_POOL_BYTES // 2) // chunk_bytes)
+            with closing(HostPool(2 * half, chunk_bytes)) as pool:
                 _copy((src, one), (dst, theirs), pool, copied, pace, timeout_s, read_back=read_back)
         if not as_json:
             say(copied.line(read_back=read_back))
@@ -131,10 +132,6 @@ class _Copied:
             if chunks:
                 said.append(f"{chunks:,} {what}")
         return f"namespace {self.name}: {'; '.join(said)}"
-
-
-def _pool(chunk_bytes: int, pace: Pace) -> HostPool:
-    return HostPool(2 * max(1, pace.part_bytes(_POOL_BYTES // 2) // chunk_bytes), chunk_bytes)
 
 
 def _copy(

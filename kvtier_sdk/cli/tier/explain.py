@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,8 +89,7 @@ def explain_command(
                     count(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
                 ]
     if selection.given is None and not held and faults.by_tier:
-        for spec in target.tiers:
-            faults.show(spec)
+        faults.show(*target.tiers)
         faults.end()
     meant = _meant(selection, [one for found in held.values() for one in found])
     groups = [[_read_key(text) for text in keys]] if keys else []
@@ -106,8 +104,7 @@ def explain_command(
         print(json.dumps(_as_json(meant, answers, groups, faults)))
     else:
         _show(meant, answers, groups, _tokens_per_chunk(meant, of_prompt=tokens is not None))
-        for spec in target.tiers:
-            faults.show(spec)
+        faults.show(*target.tiers)
     faults.end()
 
 
@@ -157,20 +154,14 @@ def _ask(
             one for one in held if one.namespace != here and one.chunks and one.namespace.facts
         ]
         if others:
-            answer.nearest = min(others, key=partial(_distance, here))
-            differences = here.differences(answer.nearest.namespace.facts)
-            answer.differences = dict(_leaves(differences))
+            answer.nearest = min(others, key=lambda one: _distance(here, one))
+            answer.differences = dict(_leaves(here.differences(answer.nearest.namespace.facts)))
     if groups:
         check_readable(spec, here)
         with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
-            at_once = tier.examined_at_once
             for keys in groups:
-                verdicts = [
-                    verdict
-                    for start in range(0, len(keys), at_once)
-                    for verdict in tier.examine(keys[start : start + at_once])
-                ]
-                answer.states.append([_STATES.get(one, "unreadable") for one in verdicts])
+                states = [_STATES.get(one, "unreadable") for one in tier.examine(keys)]
+                answer.states.append(states)
     return answer
 
 

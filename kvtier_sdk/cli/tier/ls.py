@@ -85,7 +85,8 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
         (
             contents.namespace.fingerprint[:SHOWN_DIGITS],
             model_of(contents.namespace),
-            _revision(contents.namespace.facts.get("model_revision")),
+            # Shortened like a fingerprint, because a revision can be a long commit id.
+            str(contents.namespace.facts.get("model_revision") or "-")[:SHOWN_DIGITS],
             f"{contents.chunks:,}",
             sizes_in_words(contents.used_bytes, contents.plain_bytes),
             ago(contents.oldest_s, now_s),
@@ -99,8 +100,3 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
         say(f"{hidden} without chunks (--all shows them)")
     elif not found:
         say("no namespace")
-
-
-def _revision(value: object) -> str:
-    # Shorten a revision like a fingerprint, because it can be a long commit id.
-    return "-" if value is None else str(value)[:SHOWN_DIGITS]

@@ -19,7 +19,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
+from kvtier_sdk.types import Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
@@ -52,10 +52,8 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use it, and close it at the end.
-
-    Unless ``stores`` is true, the tier is opened with :attr:`TierContext.maintenance`.
-    """
+    """Open a tier in a thread, beside the engines that use it, and close it at the end."""
+    # Unless ``stores`` is true, the tier is opened with TierContext.maintenance.
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
@@ -81,7 +79,7 @@ def open_for_maintenance(
         client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=pool.chunk_bytes)
         ended.callback(client.close, timeout_s)
         client.open()
-        yield MaintainedTier(client, reported, clock, runner, namespace, pool, timeout_s)
+        yield MaintainedTier(client, reported, clock, runner, pool, timeout_s)
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
@@ -102,21 +100,16 @@ class MaintainedTier(BlockingTier):
         reported: threading.Event,
         clock: Clock,
         runner: ThreadRunner,
-        namespace: Namespace,
         pool: HostPool,
         timeout_s: float,
     ) -> None:
         super().__init__(client, reported, clock)
         self.spec = client.spec
-        self.namespace = namespace
         #: Number of loaded and stored chunks that are compressed.
         self.compressed_chunks = 0
         self._runner = runner
         self._pool = pool
         self._timeout_s = timeout_s
-
-    def can(self, capability: Capability) -> bool:
-        return capability in self.spec.tier_class.capabilities
 
     def entries(self) -> Iterator[Entry]:
         """Iterate over the chunks of a tier with ``Capability.SCAN``."""
@@ -140,12 +133,13 @@ class MaintainedTier(BlockingTier):
 
     @property
     def examined_at_once(self) -> int:
-        """The most chunks for one call of :meth:`examine`."""
+        """The most chunks that :meth:`examine` reads together."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
         """Read chunks and check each against its header, as an engine would."""
-        return self.load(keys, range(len(keys)))
+        parts = _pages(keys, self.examined_at_once)
+        return [one for part in parts for one in self.load(part, range(len(part)))]
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
         job = self.client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
@@ -194,6 +188,6 @@ class MaintainedTier(BlockingTier):
             yield from page
 
 
-def _pages(keys: Sequence[OffloadKey]) -> Iterator[Sequence[OffloadKey]]:
-    for start in range(0, len(keys), _PAGE):
-        yield keys[start : start + _PAGE]
+def _pages(keys: Sequence[OffloadKey], most: int = _PAGE) -> Iterator[Sequence[OffloadKey]]:
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]

@@ -104,8 +104,7 @@ def rm_command(
     else:
         say(f"{sum(deleted):,} chunks deleted")
         say(*(tell_purge(target.config, purged) if in_pools else ()))
-        for spec in target.tiers:
-            faults.show(spec)
+        faults.show(*target.tiers)
     faults.end()
 
 

@@ -13,7 +13,7 @@ import typer
 from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.terminal import read_flag, say
 from kvtier_sdk.cli.tier.maintenance import MaintainedTier, chunk_bytes_of, open_for_maintenance
-from kvtier_sdk.cli.tier_check import advice_on
+from kvtier_sdk.cli.tier_check import ADVICE
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
@@ -184,21 +184,17 @@ def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
 
 
 def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
-    if not tier.can(capability):
-        spec = tier.spec
+    spec = tier.spec
+    if capability not in spec.tier_class.capabilities:
         raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
 
 class Faults:
-    """The faults of tiers and of their namespaces, without secrets.
-
-    Attributes:
-        by_tier: by tier name, the reason why the tier could not be read or changed.
-        notes: by tier name, the reason why the tier was skipped. Only a target with several tiers
-            can skip a tier.
-    """
+    """The faults of tiers and of their namespaces, without secrets."""
 
     def __init__(self, target: Target) -> None:
+        # By tier, why it could not be read or changed, and why it was skipped: only a target with
+        # several tiers can skip one.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1
@@ -216,15 +212,16 @@ class Faults:
             fault, known = secrets_of(spec.config).mask(str(error)), self.by_tier.get(spec.name)
             self.by_tier[spec.name] = fault if known in (None, fault) else f"{known}; {fault}"
             if isinstance(error, TierError):
-                self._advice[spec.name] = advice_on(verdict_of(error))
+                self._advice[spec.name] = ADVICE.get(verdict_of(error))
 
-    def show(self, spec: TierSpec) -> None:
-        if spec.name in self.notes:
-            say(f"skipped: {self.notes[spec.name]}")
-        if spec.name in self.by_tier:
-            say(f"FAILED: {self.by_tier[spec.name]}")
-            if advice := self._advice.get(spec.name):
-                say(f"  what to do: {advice}")
+    def show(self, *specs: TierSpec) -> None:
+        for name in (spec.name for spec in specs):
+            if name in self.notes:
+                say(f"skipped: {self.notes[name]}")
+            if name in self.by_tier:
+                say(f"FAILED: {self.by_tier[name]}")
+                if advice := self._advice.get(name):
+                    say(f"  what to do: {advice}")
 
     def end(self) -> None:
         if self.by_tier:

@@ -166,11 +166,8 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
                 verified.compressed = tier.compressed_chunks
                 verified.stored_bytes = tier.client.stats.loaded_object_bytes
                 verified.plain_bytes = tier.client.stats.loaded_bytes
-                damaged = [
-                    key
-                    for key, verdict in zip(part, verdicts, strict=True)
-                    if verdict is Verdict.CORRUPT
-                ]
+                found = zip(part, verdicts, strict=True)
+                damaged = [key for key, verdict in found if verdict is Verdict.CORRUPT]
                 verified.damaged += damaged
                 if repair and damaged:
                     tier.delete(damaged)

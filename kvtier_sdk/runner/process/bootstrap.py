@@ -50,7 +50,7 @@ def fault_of(spec: TierSpec) -> str | None:
 
 
 def write_bootstrap(
-    spec: TierSpec, *, namespace: Namespace, layout: PoolLayout, pool_fd: int
+    spec: TierSpec, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
     """Return bootstrap data with secrets, for a tier in which :func:`fault_of` finds no fault."""
     return {
@@ -114,7 +114,11 @@ def write_error(error: BaseException) -> dict[str, Any]:
         "class": ours[0].__name__,
         # The text of a TierError begins with the tier and the operation, which are attributes too.
         "text": str(error.args[0] if isinstance(error, TierError) else error),
-        "attributes": {name: value for name, value in vars(error).items() if _is_plain(value)},
+        "attributes": {
+            name: value
+            for name, value in vars(error).items()
+            if isinstance(value, str | int | float | None)
+        },
     }
 
 
@@ -124,10 +128,6 @@ def read_error(told: Mapping[str, Any]) -> KVTierError:
     return error
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, str | int | float | None)
-
-
 def _path_of(of: type) -> str:
     return f"{of.__module__}:{of.__qualname__}"
 
@@ -135,12 +135,10 @@ def _path_of(of: type) -> str:
 def _load_class(name: str, path: str) -> type[SecondaryTierManager]:
     module, _, qualname = path.partition(":")
     try:
-        tier_class: type[SecondaryTierManager] = attrgetter(qualname)(
-            importlib.import_module(module)
-        )
+        found: type[SecondaryTierManager] = attrgetter(qualname)(importlib.import_module(module))
+        return found
     except Exception as error:  # a third-party module may raise anything at import
         raise BackendLoadError(
             f"tier {name!r}: {path} cannot be imported in a process of its own: "
             f"{type(error).__name__}: {error}; use runner 'thread'"
         ) from error
-    return tier_class

@@ -147,7 +147,8 @@ class Child:
             memory=pool,
             clock=self._clock,
             report=self._take_report,
-            give_up=self._give_up,
+            # Ask the engine to kill this process, which frees the slots of hanging calls.
+            give_up=lambda: self._send(message(Kind.HUNG)),
         )
 
     async def _refuse(self, error: BaseException) -> None:
@@ -160,10 +161,6 @@ class Child:
         finally:
             # Exit even if sending failed, because the engine waits for a message or the exit.
             _exit()
-
-    def _give_up(self) -> None:
-        """Ask the engine to kill this process, which frees the slots of hanging calls."""
-        self._send(message(Kind.HUNG))
 
     async def _drain(self, timeout_s: float) -> None:
         ended = self._tier_loop is None or await self._tier_loop.drain(timeout_s)
@@ -244,10 +241,8 @@ class _LogSender(logging.Handler):
 
 
 def _watch_parent(control: socket.socket) -> None:
-    """End this process when the engine ends, even if the loop is stuck.
-
-    Watch the engine's pidfd too, because a forked copy may keep the engine's socket open.
-    """
+    """End this process when the engine ends, even if the loop is stuck."""
+    # Watch the engine's pidfd too, because a forked copy may keep the engine's socket open.
     watched = select.poll()
     watched.register(control, 0)
     with contextlib.suppress(OSError):
@@ -261,10 +256,8 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the null device on each standard stream that is closed.
-
-    Otherwise a socket or file could get the stream's number, and receive a library's output.
-    """
+    """Open the null device on each standard stream that is closed."""
+    # Otherwise a socket or file could get the stream's number, and receive a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

@@ -87,10 +87,8 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, and wait until it accepts jobs. The tier may open later.
-
-        After an error or a cancellation, the caller must call :meth:`end`.
-        """
+        """Start the process, and wait until it accepts jobs. The tier may open later."""
+        # After an error or a cancellation, the caller must call end().
         with self._their_control, self._their_data:
             try:
                 self._spawn(pool_fd)
@@ -114,10 +112,8 @@ class ChildProcess:
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
-        """Close the tier, and kill the process if it outlives the time limit.
-
-        A cancellation kills the process at once. When this call ends, the process is gone.
-        """
+        """Close the tier, and kill the process if it outlives the time limit."""
+        # A cancellation kills the process at once. When this call ends, the process is gone.
         self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
             if not await self._within(timeout_s, self.ended):
@@ -325,11 +321,9 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2.
-
-    The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
-    streams, any descriptor may have such a number.
-    """
+    """Copy a descriptor to a number above 2."""
+    # The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
+    # streams, any descriptor may have such a number.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

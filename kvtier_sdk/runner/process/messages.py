@@ -121,11 +121,9 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    """Encode a job.
-
-    A value of the request's ``params`` that JSON cannot express is encoded as text. Params that are
-    too large, nested too deeply or circular are left out.
-    """
+    """Encode a job."""
+    # A value of the request's ``params`` that JSON cannot express is encoded as text. Params that
+    # are too large, nested too deeply or circular are left out.
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
     params = _params_json(request) if request.params else b""
@@ -184,14 +182,11 @@ def read_reports(body: bytes) -> list[SentReport]:
 
 
 class Channel:
-    """One end of a socket that carries messages. A channel belongs to one thread.
-
-    Attributes:
-        at_end: true once the peer has closed its end, or the connection is broken.
-    """
+    """One end of a socket that carries messages. A channel belongs to one thread."""
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
+        # True once the peer has closed its end, or the connection is broken.
         self.at_end = False
         self._socket = own
         self._readable = select.poll()

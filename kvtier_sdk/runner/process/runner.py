@@ -258,13 +258,8 @@ class ProcessRunner(LoopRunner):
             os.close(pool_fd)
 
     async def _start_with(self, pool_fd: int) -> ChildProcess:
-        spec = self._spec
-        bootstrap = write_bootstrap(
-            spec,
-            namespace=self._namespace,
-            layout=self._pool.layout,
-            pool_fd=pool_fd,
-        )
+        spec, layout = self._spec, self._pool.layout
+        bootstrap = write_bootstrap(spec, self._namespace, layout, pool_fd)
         child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
         deadline_s = spec.runner.open_deadline_s
         try:

@@ -133,20 +133,21 @@ async def check_no_task_is_left(subject: TierSubject) -> None:
 @check(says=_NOTHING)
 async def check_no_thread_is_left(subject: TierSubject) -> None:
     """After the tier and its loop are closed, no thread of the tier runs."""
-    # Run the tier once before counting, because some libraries start threads that never end.
-    await _run_on_new_loop(subject)
-    before = _threads()
-    await _run_on_new_loop(subject)
-    await _check_gone(subject, _threads, before, "threads still run")
+    await _check_left(subject, _threads, "threads still run")
 
 
 @check(says=_NOTHING)
 async def check_no_descriptor_is_left(subject: TierSubject) -> None:
     """After the tier and its loop are closed, no file or socket of the tier is open."""
+    await _check_left(subject, _descriptors, "descriptors are still open")
+
+
+async def _check_left(subject: TierSubject, found: _Found, what: str) -> None:
+    # Run the tier once before counting, because some libraries start threads that never end.
     await _run_on_new_loop(subject)
-    before = _descriptors()
+    before = found()
     await _run_on_new_loop(subject)
-    await _check_gone(subject, _descriptors, before, "descriptors are still open")
+    await _check_gone(subject, found, before, what)
 
 
 @check(says="Buffers belong to the SDK, which lends them until the coroutine returns.")

@@ -32,12 +32,9 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """A state machine that calls a tier, and records the versions that each key may hold.
+    """A state machine that calls a tier, and records the versions that each key may hold."""
 
-    Attributes:
-        make_subject: makes the tier under test, once for each sequence of calls.
-    """
-
+    #: Makes the tier under test, once for each sequence of calls.
     make_subject: ClassVar[Callable[[], TierSubject]]
 
     def __init__(self) -> None:
@@ -176,11 +173,7 @@ def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMach
 
         TestMyTier = tier_state_machine(lambda: TierSubject("mine:/tmp/x")).TestCase
 
-    Args:
-        make_subject: makes the tier under test, once for each sequence of calls; it may return
-            the same subject each time.
-
-    Returns:
-        The machine; pytest and unittest collect its ``TestCase``.
+    ``make_subject`` is called once for each sequence of calls, and may return the same subject each
+    time. pytest and unittest collect the machine's ``TestCase``.
     """
     return type("TierMachine", (TierMachine,), {"make_subject": staticmethod(make_subject)})

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import sys
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -113,19 +114,11 @@ class Probe:
 
     async def scan(self) -> list[Entry]:
         """Call the tier's ``scan`` and return all entries."""
-
-        async def listed() -> list[Entry]:
-            return [entry async for entry in self.tier.scan()]
-
-        return await self.bounded(listed(), "scan")
+        return await self._listed(self.tier.scan, "scan")
 
     async def namespaces(self) -> list[StoredNamespace]:
         """Call the tier's ``namespaces`` and return all namespaces."""
-
-        async def listed() -> list[StoredNamespace]:
-            return [namespace async for namespace in self.tier.namespaces()]
-
-        return await self.bounded(listed(), "namespaces")
+        return await self._listed(self.tier.namespaces, "namespaces")
 
     def object_lengths(self) -> list[int]:
         """Return lengths of objects that the tier must hold: short, middle and longest.
@@ -146,13 +139,10 @@ class Probe:
         replace: bool = False,
         object_bytes: int | None = None,
     ) -> LentBuffers:
-        """Make buffers to load a chunk into; pass their ``transfer`` to the tier.
+        """Make buffers to load the chunk ``key`` into; pass their ``transfer`` to the tier.
 
-        Args:
-            key: the chunk.
-            shift_bytes: offset of header and payload from the start of a page.
-            replace: true for a store that must replace the stored chunk.
-            object_bytes: length of header and payload; full length by default.
+        Header and payload lie ``shift_bytes`` after the start of a page, and have the length
+        ``object_bytes``, or full length. ``replace`` is for a store that must replace the chunk.
         """
         context = self.tier.context
         return LentBuffers(
@@ -167,25 +157,13 @@ class Probe:
         )
 
     def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
-        """Make buffers that hold a chunk.
-
-        Args:
-            key: the chunk.
-            version: the version of its content.
-            lent_as: further arguments of :meth:`empty`.
-        """
+        """Make buffers that hold a ``version`` of ``key``; ``lent_as`` goes to :meth:`empty`."""
         lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version, lent.transfer.object_bytes))
         return lent
 
     def content(self, key: OffloadKey, version: int = 0, object_bytes: int | None = None) -> bytes:
-        """Return the content of a ``version`` of the chunk ``key``.
-
-        Args:
-            key: the chunk.
-            version: the version.
-            object_bytes: its length; full length by default.
-        """
+        """Return a ``version`` of the chunk ``key``, of ``object_bytes`` or of full length."""
         return content_of(key, version, object_bytes or self.object_bytes)
 
     async def put(
@@ -196,17 +174,10 @@ class Probe:
         object_lengths: Iterable[int] = (),
         replace: bool = False,
     ) -> list[OffloadKey]:
-        """Store chunks in one call, and return the keys that the tier accepted.
+        """Store a ``version`` of the chunks ``keys``, and return the keys that the tier accepted.
 
-        Args:
-            keys: the chunks.
-            version: the version of their content.
-            object_lengths: the lengths of their objects; by default all have full length.
-            replace: true for stores that must replace the stored chunks.
-
-        Raises:
-            Breach: a store failed for a reason other than lack of room, or an empty tier had no
-                room for any chunk.
+        The objects have ``object_lengths``, or full length; ``replace`` is as in :meth:`empty`. It
+        is a breach if a store fails but for lack of room, or if an empty tier has none at all.
         """
         batch = [
             self.full(key, version, object_bytes=length, replace=replace)
@@ -233,15 +204,9 @@ class Probe:
         return lent.content if verdict is None else verdict
 
     async def expect(self, key: OffloadKey, *versions: int, may_miss: bool = False) -> None:
-        """Load a chunk and require one of the given versions.
+        """Load the chunk ``key``, and require one of the ``versions``.
 
-        Args:
-            key: the chunk.
-            versions: the allowed versions.
-            may_miss: true if the tier may also report the chunk absent or damaged.
-
-        Raises:
-            Breach: the load failed, or returned none of the versions.
+        If ``may_miss`` is true, the tier may also report the chunk absent or damaged.
         """
         found = await self.get(key)
         if isinstance(found, TierError):
@@ -261,15 +226,10 @@ class Probe:
             raise Breach(f"a load succeeded, but {_mismatch(found, allowed)}")
 
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
-        """Wait for a call of the tier with the subject's timeout, and return its result.
+        """Wait for ``awaitable``, a call of the tier, with the subject's timeout.
 
-        Args:
-            awaitable: the call.
-            operation: its name, for messages.
-
-        Raises:
-            Breach: the call did not end, or raised an error that is not a TierError. ``open`` may
-                also raise a ConfigError.
+        It is a breach if the call does not end, or raises anything but a TierError; the
+        ``operation`` ``open`` may also raise a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
@@ -303,6 +263,12 @@ class Probe:
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start ``coroutine``, a call of the tier, in a new task called ``name``."""
         return self.subject.clock.spawn(coroutine, name=name)
+
+    async def _listed(self, iterate: Callable[[], AsyncIterator[T]], operation: str) -> list[T]:
+        async def listed() -> list[T]:
+            return [one async for one in iterate()]
+
+        return await self.bounded(listed(), operation)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         verdicts: dict[int, TierError | None] = {}

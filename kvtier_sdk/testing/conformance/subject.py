@@ -51,28 +51,14 @@ class TierSubject:
     """A tier to check. Each hook can be a plain function or a coroutine function.
 
     The tier must have room for eight chunks. A subject can be used for any number of checks,
-    because each check uses new keys.
+    because each check uses new keys. :class:`TierConformance` describes the hooks (``read_raw``,
+    ``write_raw``, ``break_connection``, ``restore_connection``, ``freeze``, ``unfreeze``,
+    ``lose_part``, ``bad_settings``, ``small_tier``, ``short_lived_tier`` and ``aging_tier``) and
+    the settings (``keeps_chunks``, ``chunk_bytes``, ``timeout_s``, ``blocking_s``, ``settle_s`` and
+    ``hang_s``).
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-        read_raw: reads an object directly from the store; :class:`TierConformance` describes the
-            arguments and results of all hooks.
-        write_raw: replaces an object directly in the store.
-        break_connection: makes the store unreachable.
-        restore_connection: ends the outage.
-        freeze: makes the store hang.
-        unfreeze: ends the hang.
-        lose_part: removes part of a stored object directly in the store.
-        bad_settings: tiers whose ``open`` must fail, each under a description of its bad setting.
-        small_tier: makes a tier with room for few objects of a given length.
-        short_lived_tier: makes a tier whose chunks expire a second after they were stored.
-        aging_tier: makes a tier whose chunks expire two seconds after storing, used or not.
-        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
-        chunk_bytes: length of a payload.
-        timeout_s: seconds after which a running call counts as hung.
-        blocking_s: seconds after which a stalled event loop counts as blocked.
-        settle_s: seconds to wait for an effect that must not occur, such as a late write.
-        hang_s: seconds for which the store hangs.
         namespace: the namespace of the chunks; a new one for each subject.
         clock: the source of time and tasks.
     """
@@ -138,14 +124,10 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier. The first three arguments default to the subject's values.
+        """Make the context of a tier, by default with the subject's own values.
 
-        Args:
-            spec: the tier.
-            namespace: the namespace of its chunks.
-            chunk_bytes: length of a payload.
-            report_removed: receives the keys that the tier reports as removed.
-            maintenance: true to open the tier for maintenance, beside the engines that use it.
+        ``report_removed`` receives the keys that the tier reports as removed. ``spec``,
+        ``namespace``, ``chunk_bytes`` and ``maintenance`` are as in :class:`TierContext`.
         """
         spec = spec or self.spec
         alignment = spec.tier_class.alignment
@@ -172,12 +154,7 @@ class TierSubject:
 
     @asynccontextmanager
     async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
-        """Open an instance, yield a probe that calls it, and close it at the end of the block.
-
-        Args:
-            spec: the tier; the subject's by default.
-            context: further arguments of :meth:`context`.
-        """
+        """Open an instance as :meth:`make` does with ``spec`` and ``context``; yield its probe."""
         probe = Probe(self, self.make(spec, **context))
         try:
             await probe.open()

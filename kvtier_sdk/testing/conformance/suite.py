@@ -62,11 +62,7 @@ class TierConformance:
 
     @pytest.fixture
     def tier(self) -> TierLike:
-        """Return the tier, which needs room for eight chunks. Override this fixture.
-
-        Returns:
-            A URL, a dictionary of options, a spec, or a class whose options have defaults.
-        """
+        """Return a tier with room for eight chunks: a URL, options, a spec or a class. Override."""
         raise NotImplementedError(
             f"{type(self).__name__} has no fixture 'tier': write one that returns the tier's URL "
             "or options"
@@ -78,26 +74,13 @@ class TierConformance:
         return TierSubject.new_namespace()
 
     def read_raw(self, key: OffloadKey) -> bytes | Awaitable[bytes | None] | None:
-        """Read an object of :attr:`namespace` directly from the store.
-
-        Args:
-            key: the chunk.
-
-        Returns:
-            The object, or ``None`` if there is none.
-        """
+        """Read the object ``key`` of :attr:`namespace` from the store; ``None`` if absent."""
         raise NotImplementedError
 
     def write_raw(self, key: OffloadKey, data: bytes) -> Awaitable[bool | None] | bool | None:
-        """Replace an object of :attr:`namespace` directly in the store.
+        """Replace the stored object ``key`` of :attr:`namespace` by ``data``, of any length.
 
-        Args:
-            key: a chunk that was stored before.
-            data: the new object, of any length.
-
-        Returns:
-            ``False`` if the store cannot hold such an object; the check then skips that object.
-            Any other value means that the object was replaced.
+        Return ``False`` if the store cannot hold such an object; the check then skips it.
         """
         raise NotImplementedError
 
