@@ -78,8 +78,11 @@ def test_the_last_turn() -> None:
         ({"pin": "5"}, "pin.0.for: '5' has no unit; write for example '250ms' or '5s'"),
         ({"resume_in": math.nan}, "resume_in: nan is not a duration"),
         ({"priority": 101}, "priority: Input should be less than or equal to 100"),
-        ("5m", "kvtier: Input should be a valid dictionary"),
-        ({"pin": "5m", "retain": {"fore": 1}}, "retain.0.fore: Extra inputs are not permitted"),
+        ("5m", 'kvtier: write a table such as {"session": "chat 7", "pin": "5m"}'),
+        (
+            {"pin": "5m", "retain": {"fore": 1}},
+            "retain.0.fore: did you mean 'for'? allowed: for, priority, tokens",
+        ),
     ],
 )
 def test_a_mistake_refuses_all_hints_of_the_request(table: Any, advice: str) -> None:
