@@ -5,16 +5,13 @@ Values are collected at each scrape, so that gauges are current even while the e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, MetricKind, Sample
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, Sample
 
 #: A client that sends nothing for this long is cut off, so that it does not keep its thread.
 _SILENCE_S = 10.0
@@ -76,10 +73,7 @@ class _Collector:
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect
 
-    def describe(self) -> list[Family]:
-        return []
-
-    def collect(self) -> Iterable[Family]:
+    def collect(self) -> Iterable[Any]:
         families = {metric.name: _family(metric) for metric in METRICS}
         for sample in self._collect():
             family, value = families[sample.metric.name], sample.value
@@ -95,9 +89,5 @@ class _Collector:
 def _family(metric: Metric) -> Any:
     from prometheus_client import core
 
-    classes: Mapping[MetricKind, Any] = {
-        MetricKind.COUNTER: core.CounterMetricFamily,
-        MetricKind.GAUGE: core.GaugeMetricFamily,
-        MetricKind.HISTOGRAM: core.HistogramMetricFamily,
-    }
-    return classes[metric.kind](metric.name, metric.help, labels=metric.labels)
+    family = getattr(core, f"{metric.kind.value.capitalize()}MetricFamily")
+    return family(metric.name, metric.help, labels=metric.labels)

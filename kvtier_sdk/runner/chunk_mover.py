@@ -111,7 +111,7 @@ class ChunkMover:
                 moved.count(transfers[index], self._context)
         for error in errors.values():
             if isinstance(error, CorruptChunkError):
-                error.tier, error.operation = self._context.name, Operation.LOAD.value
+                error.labelled(self._context.name, Operation.LOAD.value)
         self._trust(
             transfers[index]
             for index, error in errors.items()

@@ -128,5 +128,4 @@ class ChunkSealer:
         if self._foreign.get(key) is not _Foreign.LEFT:
             return None
         error = ChunkAuthError("another engine keeps this chunk sealed with another key")
-        error.tier, error.operation = self._name, Operation.STORE.value
-        return error
+        return error.labelled(self._name, Operation.STORE.value)
