@@ -62,6 +62,11 @@ class TierError(KVTierError):
         where = " ".join(part for part in (self.tier, self.operation) if part)
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
+    def labelled(self, tier: str, operation: str) -> Self:
+        """Fill in ``tier`` and ``operation``, as the runner does; return the error."""
+        self.tier, self.operation = tier, operation
+        return self
+
     def detached(self) -> Self:
         """Drop the cause and all tracebacks; return the error.
 

@@ -5,20 +5,16 @@ Values are collected at each scrape, so that gauges are current even while the e
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, MetricKind, Sample
+from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, Sample
 
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
+#: A client that sends nothing for this long is cut off, so that it does not keep its thread.
+_SILENCE_S = 10.0
 
 
 @contextmanager
@@ -45,7 +41,7 @@ def serve_metrics(
         ConfigError: the extra ``metrics`` is not installed, or the port is not available.
     """
     try:
-        from prometheus_client import CollectorRegistry, make_wsgi_app
+        from prometheus_client import CollectorRegistry, start_http_server
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"option 'metrics_port' needs {error.name}: pip install 'kvtier-sdk[metrics]'"
@@ -53,15 +49,16 @@ def serve_metrics(
     registry = CollectorRegistry()
     registry.register(_Collector(collect))
     try:
-        server = _Server(host, port)
+        server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise ConfigError(
             f"option 'metrics_port': cannot listen on {host}, port {port}: {error.strerror}; give "
             "each engine of a machine a port of its own"
         ) from None
-    server.set_app(make_wsgi_app(registry))
-    thread = threading.Thread(target=server.serve_forever, name="kvtier-metrics", daemon=True)
-    thread.start()
+    handler: Any = server.RequestHandlerClass
+    server.RequestHandlerClass = type("_Handler", (handler,), {"timeout": _SILENCE_S})
+    # By default, a broken connection is reported on the engine's stderr.
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
     try:
         yield f"http://{host}:{server.server_port}/metrics"
     finally:
@@ -70,34 +67,13 @@ def serve_metrics(
         thread.join()
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int) -> None:
-        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        super().__init__((host, port), _Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a broken connection, because the base class would write to the engine's stderr."""
-
-
-class _Handler(WSGIRequestHandler):
-    # A client that sends nothing for this long is cut off, so that it does not keep its thread.
-    timeout = 10.0
-
-    def log_message(self, *args: Any, **options: Any) -> None: ...
-
-
 class _Collector:
     """A collector for prometheus_client that converts the SDK's samples."""
 
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect
 
-    def describe(self) -> list[Family]:
-        return []
-
-    def collect(self) -> Iterable[Family]:
+    def collect(self) -> Iterable[Any]:
         families = {metric.name: _family(metric) for metric in METRICS}
         for sample in self._collect():
             family, value = families[sample.metric.name], sample.value
@@ -113,9 +89,5 @@ class _Collector:
 def _family(metric: Metric) -> Any:
     from prometheus_client import core
 
-    classes: Mapping[MetricKind, Any] = {
-        MetricKind.COUNTER: core.CounterMetricFamily,
-        MetricKind.GAUGE: core.GaugeMetricFamily,
-        MetricKind.HISTOGRAM: core.HistogramMetricFamily,
-    }
-    return classes[metric.kind](metric.name, metric.help, labels=metric.labels)
+    family = getattr(core, f"{metric.kind.value.capitalize()}MetricFamily")
+    return family(metric.name, metric.help, labels=metric.labels)

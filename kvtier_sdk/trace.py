@@ -174,12 +174,10 @@ class TraceRecorder:
         while True:
             number += 1
             path = self._directory / f"{self._prefix}-{number:06}.jsonl"
-            try:
+            # The file may belong to another recording that this process began in the same second.
+            with contextlib.suppress(FileExistsError):
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 break
-            except FileExistsError:
-                # The file belongs to another recording that this process began in the same second.
-                continue
         # Lock the file to mark it as unfinished. The kernel releases the lock if the process dies.
         fcntl.flock(fd, fcntl.LOCK_EX)
         if self._fd >= 0:
@@ -193,14 +191,11 @@ class TraceRecorder:
 
 def _end_of(path: Path) -> int | None:
     """Return the time of a file's last write in ns; ``None`` if unfinished or unreadable."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(fd).st_mtime_ns
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(file.fileno()).st_mtime_ns
+    return None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)

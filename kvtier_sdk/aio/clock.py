@@ -123,6 +123,19 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
         raise cancelled
 
 
+async def wait_within(
+    clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]], *, first: bool = False
+) -> bool:
+    """Wait until all tasks are done, or the ``first``; return false after ``delay_s`` seconds."""
+    until = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+    try:
+        async with clock.timeout(delay_s):
+            await asyncio.wait(tasks, return_when=until)
+    except TimeoutError:
+        return False
+    return True
+
+
 class SystemClock(Clock):
     """The machine's clock. Its :meth:`new_event_loop` returns a uvloop loop if uvloop is usable."""
 

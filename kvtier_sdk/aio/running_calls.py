@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 
 from kvtier_sdk.errors import TierUnavailableError
 
@@ -44,12 +43,7 @@ class RunningCalls:
         self._count += 1
         self._idle.clear()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._count -= 1
         if not self._count:
             self._idle.set()

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from kvtier_sdk.cli.option_table import OptionInfo, describe_options
 from kvtier_sdk.cli.terminal import JsonOption, say
-from kvtier_sdk.contract import CONTRACT_VERSION, SecondaryTierManager
+from kvtier_sdk.contract import CONTRACT_VERSION
 from kvtier_sdk.errors import BackendError
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import RunnerOptions
@@ -66,11 +66,7 @@ def _describe(info: BackendInfo) -> dict[str, Any]:
         tier_class = load_backend(info.name)
     except BackendError as error:
         return described | {"fault": str(error)}
-    return described | _describe_class(tier_class)
-
-
-def _describe_class(tier_class: type[SecondaryTierManager]) -> dict[str, Any]:
-    return {
+    return described | {
         "summary": (inspect.getdoc(tier_class) or "").partition("\n\n")[0].replace("\n", " "),
         "contract_version": tier_class.contract_version,
         "medium": tier_class.medium.value,

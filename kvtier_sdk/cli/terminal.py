@@ -53,13 +53,14 @@ class TerminalFormatter(MaskingFormatter):
         return "\n".join(map(one_line, super().format(record).split("\n")))
 
 
-def print_columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print rows as a table; the columns whose indexes are in ``right`` are right-aligned."""
+def print_columns(rows: Sequence[Sequence[str]], numbers_from: int | None = None) -> None:
+    """Print rows as a table; the columns from index ``numbers_from`` on are right-aligned."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first = len(widths) if numbers_from is None else numbers_from
     for row in rows:
         cells = [
-            cell.rjust(width) if index in right else cell.ljust(width)
+            cell.ljust(width) if index < first else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         say("  ".join(cells).rstrip())

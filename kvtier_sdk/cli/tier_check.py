@@ -132,8 +132,7 @@ class _Check:
             self._note_fault(error, None)
         except Exception as error:  # the backend's constructor or ``open`` raised it
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
-            raised.tier, raised.operation = self._spec.name, "open"
-            self._note_fault(raised, ADVICE[Verdict.CONTRACT])
+            self._note_fault(raised.labelled(self._spec.name, "open"), ADVICE[Verdict.CONTRACT])
 
     def _make_tier(self) -> BlockingTier:
         """Make the tier, with deadlines that are no shorter than the check's time limit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,18 +46,14 @@ def top_command(
     """
     interval_s = read_flag("--interval", parse_seconds, interval)
     if as_json:
-        print(json.dumps(_look(socket)), flush=True)
-        while not once:
-            wait(interval_s)
-            print(json.dumps(_look(socket)), flush=True)
+        for look in islice(_looks(socket, interval_s), 1 if once else None):
+            print(json.dumps(look), flush=True)
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
-    frames = _frames(socket, interval_s)
-    if once:
-        console.print(next(frames))
-    elif console.is_terminal:
+    frames = islice(_frames(socket, interval_s), 1 if once else None)
+    if console.is_terminal and not once:
         with Live(console=console, auto_refresh=False) as live:
             for frame in frames:
                 live.update(frame, refresh=True)
@@ -66,18 +63,16 @@ def top_command(
 
 
 def _frames(socket: Path, interval_s: float) -> Iterator[Group]:
-    before = _look(socket)
-    while True:
-        wait(interval_s)
-        now = _look(socket)
+    for before, now in pairwise(_looks(socket, interval_s)):
         # A restarted engine counts from 0, so there are no rates since the last look.
         if now["uptime_s"] > before["uptime_s"]:
             yield _frame(before, now)
-        before = now
 
 
-def _look(socket: Path) -> _Status:
-    return ask_engine(socket, command="status")
+def _looks(socket: Path, interval_s: float) -> Iterator[_Status]:
+    while True:
+        yield ask_engine(socket, command="status")
+        wait(interval_s)
 
 
 def _frame(before: _Status, now: _Status) -> Group:
@@ -93,7 +88,8 @@ def _frame(before: _Status, now: _Status) -> Group:
     for old, tier in rows:
         cells = (*_row(old, tier, hits, duration_s), _used(tier, now["pool"]))
         table.add_row(*(Text(one_line(cell)) for cell in cells))
-    return Group(Text(one_line(_title(now))), table, *_disks(now), *_errors(now))
+    notes = (Text(one_line(note)) for note in _notes(now))
+    return Group(Text(one_line(_title(now))), table, *notes)
 
 
 def _title(now: _Status) -> str:
@@ -161,22 +157,15 @@ def _used(tier: _Status, pool: _Status) -> str:
     return f"{format_bytes(used_bytes)}{full}"
 
 
-def _errors(now: _Status) -> list[Text]:
-    said = [
-        f"last error, {_duration(tier['error_age_s'])} ago: {tier['errors'][-1]}"
-        for tier in now["tiers"]
-        if tier["errors"]
-    ]
-    return [Text(one_line(line)) for line in said]
-
-
-def _disks(now: _Status) -> Iterator[Text]:
-    """Yield a line for each tier on a disk: its contents, and the disk's free space."""
+def _notes(now: _Status) -> Iterator[str]:
+    """Yield the contents and free space of each tier on a disk, and the tiers' last errors."""
     for tier in now["tiers"]:
         if tier.get("free_bytes") is not None:
             names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")
-            holds = contents_in_words(Usage(*map(tier.get, names)))
-            yield Text(one_line(f"{tier['name']}: {holds}"))
+            yield f"{tier['name']}: {contents_in_words(Usage(*map(tier.get, names)))}"
+    for tier in now["tiers"]:
+        if tier["errors"]:
+            yield f"last error, {_duration(tier['error_age_s'])} ago: {tier['errors'][-1]}"
 
 
 def _duration(duration_s: float) -> str:

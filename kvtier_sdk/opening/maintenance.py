@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 from kvtier_sdk.aio.clock import Clock
@@ -21,13 +22,13 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 _LOOK_S = 1.0
 
 
+@dataclass(eq=False)
 class BlockingTier:
     """A tier for a caller that waits for each job."""
 
-    def __init__(self, client: TierClient, reported: threading.Event, clock: Clock) -> None:
-        self.client = client
-        self._reported = reported
-        self._clock = clock
+    client: TierClient
+    _reported: threading.Event
+    _clock: Clock
 
     @classmethod
     def make(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -81,25 +82,21 @@ class OperatorServices:
         self._stack.close()
 
 
+@dataclass
 class _ManagerControl:
     """A handler of admin requests. It never waits for the engine's thread."""
 
-    def __init__(
-        self,
-        manager: TieringManager,
-        fingerprints: Set[str],
-        clock: Clock,
-        recorder: TraceRecorder | None,
-    ) -> None:
-        self.manager = manager
-        self.fingerprints = fingerprints
-        self._purge: Purge | None = None
-        # The latest hints, by number.
-        self._hints: dict[int, OperatorHint] = {}
-        self._numbers = count(1)
-        self._clock = clock
-        self._recorder = recorder
-        self._started_s = clock.now_s()
+    manager: TieringManager
+    fingerprints: Set[str]
+    _clock: Clock
+    _recorder: TraceRecorder | None
+    _purge: Purge | None = None
+    # The latest hints, by number.
+    _hints: dict[int, OperatorHint] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=partial(count, 1))
+
+    def __post_init__(self) -> None:
+        self._started_s = self._clock.now_s()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         command = str(request.get("command"))
@@ -199,13 +196,13 @@ class _ManagerControl:
 def _counters(stats: TierStats) -> dict[str, Any]:
     """Return the fields that are numbers, strings, ``None``, lists, or dicts of numbers."""
     found: dict[str, Any] = {}
-    for field in fields(stats):
-        value = getattr(stats, field.name)
+    for of in fields(stats):
+        value = getattr(stats, of.name)
         if isinstance(value, dict):
             # Copy the table in one call, because the engine's thread may add to it at any time.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
-                found[field.name] = table
+                found[of.name] = table
         elif value is None or isinstance(value, int | float | str | list):
-            found[field.name] = value
+            found[of.name] = value
     return found

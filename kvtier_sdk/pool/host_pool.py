@@ -244,16 +244,14 @@ class HostPool:
         if mapping is None:
             return
         self._view = None
-        if _try_close(mapping):
-            return
-        # The traceback of an exception may keep views alive.
-        gc.collect()
-        if _try_close(mapping):
-            return
-        _log.warning(
-            "the host pool was closed while views of it are in use; its memory is released when "
-            "the last of them is gone"
-        )
+        if not _try_close(mapping):
+            # The traceback of an exception may keep views alive.
+            gc.collect()
+            if not _try_close(mapping):
+                _log.warning(
+                    "the host pool was closed while views of it are in use; its memory is released "
+                    "when the last of them is gone"
+                )
 
     def _whole(self) -> memoryview:
         if self._view is None:

@@ -120,7 +120,8 @@ class TierCaller:
         try:
             return usage_in(answer)
         except NonsenseError as nonsense:
-            raise self._signed(TierContractError(f"returned {nonsense}"), "usage") from None
+            fault = TierContractError(f"returned {nonsense}")
+            raise fault.labelled(self._log.tier, "usage") from None
 
     async def delete_all(self) -> None:
         """Delete every chunk that ``scan`` lists. After a cancellation, some chunks may remain."""
@@ -189,8 +190,7 @@ class TierCaller:
             return read(*answer)
         except NonsenseError as nonsense:
             error = TierContractError(f"returned {nonsense}; the tier is not used any more")
-        self._signed(error, operation)
-        self.quarantine = error
+        self.quarantine = error.labelled(self._log.tier, operation)
         raise error
 
     def _shown(self, error: BaseException, operation: str) -> BaseException:
@@ -204,20 +204,13 @@ class TierCaller:
         return fault
 
     def _fault(self, error: BaseException, operation: str) -> TierError:
-        shown = masked_error(error, self._secrets)
-        if isinstance(shown, TierError):
-            return self._signed(shown, operation)
-        if isinstance(shown, asyncio.CancelledError):
-            return self._signed(
-                TierContractError("raised CancelledError without being cancelled"), operation
-            )
-        fault = TierContractError(f"raised {type(shown).__name__}: {shown}")
-        fault.__cause__ = shown
-        return self._signed(fault, operation)
-
-    def _signed(self, error: TierError, operation: str) -> TierError:
-        error.tier, error.operation = self._log.tier, operation
-        return error
+        fault = masked_error(error, self._secrets)
+        if isinstance(fault, asyncio.CancelledError):
+            fault = TierContractError("raised CancelledError without being cancelled")
+        elif not isinstance(fault, TierError):
+            shown, fault = fault, TierContractError(f"raised {type(fault).__name__}: {fault}")
+            fault.__cause__ = shown
+        return fault.labelled(self._log.tier, operation)
 
     async def _has_new_secret(self, version: int) -> bool:
         """Return true if a secret changed after ``version``; read the secrets' files if needed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
@@ -20,6 +21,7 @@ from kvtier_sdk.types import OffloadKey, Transfer
 _MAX_UNLOADED = 65_536
 
 
+@dataclass(eq=False)
 class ChunkMover:
     """A mover of batches of chunks between the host pool and a tier.
 
@@ -28,25 +30,18 @@ class ChunkMover:
     damaged is also deleted at once, if the SDK may delete chunks.
     """
 
-    def __init__(
-        self,
-        call: TierCaller,
-        header: ChunkHeader,
-        memory: SlotMemory,
-        headers: BufferArena,
-        sealer: ChunkSealer | None,
-        compressor: ChunkCompressor,
-    ) -> None:
-        self._call = call
-        self._context = call.tier.context
-        self._alignment = call.tier.alignment
-        self._header = header
-        self._memory = memory
-        self._headers = headers
-        self._sealer = sealer
-        self._compressor = compressor
-        # Chunks whose last load failed or is still under way; oldest first.
-        self._unloaded: dict[OffloadKey, None] = {}
+    _call: TierCaller
+    _header: ChunkHeader
+    _memory: SlotMemory
+    _headers: BufferArena
+    _sealer: ChunkSealer | None
+    _compressor: ChunkCompressor
+    # Chunks whose last load failed or is still under way; oldest first.
+    _unloaded: dict[OffloadKey, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._context = self._call.tier.context
+        self._alignment = self._call.tier.alignment
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
@@ -111,7 +106,7 @@ class ChunkMover:
                 moved.count(transfers[index], self._context)
         for error in errors.values():
             if isinstance(error, CorruptChunkError):
-                error.tier, error.operation = self._context.name, Operation.LOAD.value
+                error.labelled(self._context.name, Operation.LOAD.value)
         self._trust(
             transfers[index]
             for index, error in errors.items()

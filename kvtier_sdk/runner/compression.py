@@ -34,6 +34,7 @@ class Moved:
         self.compressed_chunks += stored_bytes < context.payload_bytes
 
 
+@dataclass(eq=False)
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
@@ -41,21 +42,12 @@ class ChunkCompressor:
     always expands, because other engines may compress the chunks that they share with this one.
     """
 
-    def __init__(
-        self,
-        chunk_bytes: int,
-        alignment: int,
-        coder: Planes | None,
-        scratch: BufferArena | None,
-        gate: CompressionGate | None,
-        clock: Clock,
-    ) -> None:
-        self._chunk_bytes = chunk_bytes
-        self._alignment = alignment
-        self._coder = coder
-        self._scratch = scratch
-        self.gate = gate
-        self._clock = clock
+    _chunk_bytes: int
+    _alignment: int
+    _coder: Planes | None
+    _scratch: BufferArena | None
+    gate: CompressionGate | None
+    _clock: Clock
 
     @asynccontextmanager
     async def compressing(

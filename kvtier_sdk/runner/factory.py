@@ -40,7 +40,12 @@ def make_runner(
     """Create the runner; raise ConfigError if a process is required but not possible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
-        fault = _fault_of_process(spec, pool)
+        fault: str | None = (
+            "the host pool is of one process: make it with open_pool, HostPool.create or "
+            "HostPool.join"
+        )
+        if pool.is_shared:
+            fault = fault_of(spec)
         if fault is None:
             runner = ProcessRunner
         elif spec.tier_class.needs_process:
@@ -56,12 +61,3 @@ def make_runner(
                 "runs in a thread, which may slow the engine down: %s", fault
             )
     return runner(spec, namespace=namespace, pool=pool, clock=clock, notify=notify)
-
-
-def _fault_of_process(spec: TierSpec, pool: PoolMemory) -> str | None:
-    if not pool.is_shared:
-        return (
-            "the host pool is of one process: make it with open_pool, HostPool.create or "
-            "HostPool.join"
-        )
-    return fault_of(spec)

@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from kvtier_sdk.aio.clock import wait_within
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.options.tier import RunnerOptions
@@ -131,10 +132,9 @@ class DirectionHealth:
         # A probe may take as long as the pause before it, but no longer than a load or store. The
         # first probes are short, to detect a quick recovery. Later ones give a slow tier more time.
         try:
-            async with self._clock.timeout(min(self._breaker.pause_s, self._deadline_s)):
-                await asyncio.wait([attempt])
-        except TimeoutError:
-            return False
+            within_s = min(self._breaker.pause_s, self._deadline_s)
+            if not await wait_within(self._clock, within_s, [attempt]):
+                return False
         finally:
             # If the probe ignores the cancellation, no other probe starts until it has ended.
             attempt.cancel()

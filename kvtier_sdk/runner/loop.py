@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-from kvtier_sdk.aio.clock import Clock, TimerHandle
+from kvtier_sdk.aio.clock import Clock, TimerHandle, wait_within
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
 from kvtier_sdk.codecs.float8 import Float8
 from kvtier_sdk.codecs.planes import Planes
@@ -68,16 +68,7 @@ _METRICS_INTERVAL_S = 1.0
 #: The operations that move chunks, in the order in which their queued batches start.
 _MOVES = (Operation.LOAD, Operation.STORE)
 
-#: The direction whose breaker can refuse the operation. Touches, deletions and purges never change
-#: the state of a breaker.
-_DIRECTIONS = {
-    Operation.LOOKUP: Direction.READ,
-    Operation.LOAD: Direction.READ,
-    Operation.TOUCH: Direction.READ,
-    Operation.STORE: Direction.WRITE,
-    Operation.DELETE: Direction.WRITE,
-    Operation.PURGE: Direction.WRITE,
-}
+_READS = (Operation.LOOKUP, Operation.LOAD, Operation.TOUCH)
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +90,8 @@ class _Run:
 
     @property
     def direction(self) -> Direction:
-        return _DIRECTIONS[self.job.operation]
+        """The direction whose breaker can refuse the job."""
+        return Direction.READ if self.job.operation in _READS else Direction.WRITE
 
     @property
     def is_queued(self) -> bool:
@@ -304,14 +296,8 @@ class TierLoop:
             tasks.append(self._store_watch)
         for task in tasks:
             task.cancel()
-        if tasks:
-            try:
-                async with self._clock.timeout(_CALLS_END_S):
-                    await asyncio.wait(tasks)
-            except TimeoutError:
-                self._log.warning(
-                    "a probe or the store watch did not end within %g s", _CALLS_END_S
-                )
+        if tasks and not await wait_within(self._clock, _CALLS_END_S, tasks):
+            self._log.warning("a probe or the store watch did not end within %g s", _CALLS_END_S)
 
     def _conclude_all(self) -> None:
         for run in list(self._runs):

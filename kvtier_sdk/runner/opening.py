@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.aio.clock import Clock, wait_within
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError, TierUnavailableError
 from kvtier_sdk.options.units import format_seconds
@@ -87,13 +87,10 @@ class TierOpening:
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
             self._attempt = attempt
         deadline_s = self._options.open_deadline_s
-        try:
-            async with self._clock.timeout(deadline_s):
-                await asyncio.wait([attempt])
-        except TimeoutError:
-            # An attempt that blocked the loop past the deadline may have ended by now.
-            if not attempt.done():
-                attempt.cancel()
+        in_time = await wait_within(self._clock, deadline_s, [attempt])
+        # An attempt that blocked the loop past the deadline may have ended by now.
+        if not in_time and not attempt.done():
+            attempt.cancel()
         if not attempt.done() or attempt.cancelled():
             return not_in_time(self._log.tier, deadline_s)
         return attempt.result()
@@ -117,6 +114,5 @@ def may_pass(error: Exception) -> bool:
 
 
 def not_in_time(tier: str, deadline_s: float) -> TierTimeoutError:
-    error = TierTimeoutError(f"it did not open within {deadline_s:g} s ('open_deadline')")
-    error.tier, error.operation = tier, "open"
-    return error
+    text = f"it did not open within {deadline_s:g} s ('open_deadline')"
+    return TierTimeoutError(text).labelled(tier, "open")

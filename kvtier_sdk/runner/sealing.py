@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvtier_sdk.aio.blocking import run_blocking
@@ -24,6 +25,7 @@ class _Foreign(Enum):
     LEFT = auto()
 
 
+@dataclass(eq=False)
 class ChunkSealer:
     """A wrapper of a tier that seals chunks before a store, and opens them after a load.
 
@@ -34,15 +36,11 @@ class ChunkSealer:
     the chunk. Otherwise the two engines would replace each other's chunks forever.
     """
 
-    def __init__(
-        self, call: TierCaller, codec: ChunkCodec, header: ChunkHeader, scratch: BufferArena
-    ) -> None:
-        self._call = call
-        self._codec = codec
-        self._name = call.tier.context.name
-        self._header = header
-        self._scratch = scratch
-        self._foreign: dict[OffloadKey, _Foreign] = {}
+    _call: TierCaller
+    _codec: ChunkCodec
+    _header: ChunkHeader
+    _scratch: BufferArena
+    _foreign: dict[OffloadKey, _Foreign] = field(default_factory=dict)
 
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
@@ -128,5 +126,4 @@ class ChunkSealer:
         if self._foreign.get(key) is not _Foreign.LEFT:
             return None
         error = ChunkAuthError("another engine keeps this chunk sealed with another key")
-        error.tier, error.operation = self._name, Operation.STORE.value
-        return error
+        return error.labelled(self._call.tier.context.name, Operation.STORE.value)

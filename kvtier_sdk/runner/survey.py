@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
+from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.place import brief
@@ -13,6 +15,8 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import UsageChanged
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, Usage
+
+T = TypeVar("T")
 
 #: The time limit for one query of the usage, and for listing the namespaces.
 _ANSWER_S = 5.0
@@ -36,13 +40,7 @@ async def watch_store(
     clock = call.tier.context.clock
 
     async def ask() -> Usage | None:
-        if may_ask():
-            try:
-                async with clock.timeout(_ANSWER_S):
-                    return await call.usage()
-            except (TierError, TimeoutError) as error:
-                log.debug("its usage cannot be read: %s", error or "too slow")
-        return None
+        return await _answer(clock, log, "usage", call.usage()) if may_ask() else None
 
     can_tell = Capability.USAGE in call.tier.capabilities
     usage = await ask() if can_tell else None
@@ -56,20 +54,25 @@ async def watch_store(
         usage = await ask()
 
 
+async def _answer(clock: Clock, log: TierLog, what: str, question: Awaitable[T]) -> T | None:
+    try:
+        async with clock.timeout(_ANSWER_S):
+            return await question
+    except (TierError, TimeoutError) as error:
+        log.debug("its %s cannot be read: %s", what, error or "too slow")
+        return None
+
+
 async def _log_contents(call: TierCaller, log: TierLog, usage: Usage | None) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     log.info("open%s", "" if usage is None else f": {contents_in_words(usage)}")
     if usage is not None and not usage.chunks:
         return
-    try:
-        async with call.tier.context.clock.timeout(_ANSWER_S):
-            nearest = await _nearest_namespace(call)
-    except (TierError, TimeoutError) as error:
-        log.debug("its namespaces cannot be listed: %s", error or "too slow")
-    else:
-        if nearest is not None:
-            log.warning("%s", _difference_in_words(call.tier.context.namespace, nearest))
+    context = call.tier.context
+    nearest = await _answer(context.clock, log, "namespaces", _nearest_namespace(call))
+    if nearest is not None:
+        log.warning("%s", _difference_in_words(context.namespace, nearest))
 
 
 def contents_in_words(usage: Usage) -> str:

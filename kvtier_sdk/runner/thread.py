@@ -77,12 +77,7 @@ class ThreadRunner(LoopRunner):
         return ()
 
     def poll(self) -> Sequence[Report]:
-        if not self._reports:
-            return ()
-        taken = []
-        while self._reports:
-            taken.append(self._reports.popleft())
-        return taken
+        return [self._reports.popleft() for _ in range(len(self._reports))]
 
     def peek(self) -> Sequence[Report]:
         return self._reports.copy()

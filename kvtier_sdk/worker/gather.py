@@ -185,29 +185,22 @@ class Gatherer:
         return found
 
 
+@dataclass(eq=False)
 class StagedPiece:
     """The same band of several chunks of a group. All of its bytes fit into one staging part."""
 
-    def __init__(
-        self,
-        kernel: PageKernel,
-        staging: _Staging,
-        block_ids: Callable[[], torch.Tensor],
-        table: torch.Tensor,
-        share: GroupShare,
-        band: _Band,
-        first_entry: int,
-    ) -> None:
-        self._kernel = kernel
-        self._staging = staging
-        self._block_ids = block_ids
-        self._table = table
-        self._share = share
-        self._band = band
-        self._first_entry = first_entry
-        block_bytes = int(share.layout.lengths_bytes[band.segments].sum())
-        self.size_bytes = int((share.blocks >= 0).sum()) * block_bytes
-        self.runs = len(share.blocks)
+    _kernel: PageKernel
+    _staging: _Staging
+    _block_ids: Callable[[], torch.Tensor]
+    _table: torch.Tensor
+    _share: GroupShare
+    _band: _Band
+    _first_entry: int
+
+    def __post_init__(self) -> None:
+        block_bytes = int(self._share.layout.lengths_bytes[self._band.segments].sum())
+        self.size_bytes = int((self._share.blocks >= 0).sum()) * block_bytes
+        self.runs = len(self._share.blocks)
 
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream

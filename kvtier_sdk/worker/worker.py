@@ -117,8 +117,7 @@ class OffloadWorker:
                 )
         self._layouts = [group.layout() for group in groups]
         self._jobs: dict[int, _Job] = {}
-        self._lock = threading.Lock()
-        self._started = threading.Condition(self._lock)
+        self._started = threading.Condition()
         self._closed = False
         self._device = device or _open_device(groups, clock or SystemClock())
         try:
@@ -184,7 +183,7 @@ class OffloadWorker:
 
     def get_finished(self) -> list[CopyResult]:
         """Return the jobs that have ended since the last call, each once. Never blocks."""
-        with self._lock:
+        with self._started:
             ended = [job for job in self._jobs.values() if job.done]
             for job in ended:
                 del self._jobs[job.job_id]
@@ -216,7 +215,7 @@ class OffloadWorker:
         ``get_finished`` still reports the jobs that have ended. A second call does nothing. If a
         worker is dropped without this call, a background thread does the same.
         """
-        with self._lock:
+        with self._started:
             if self._closed:
                 return
             self._closed = True
@@ -245,7 +244,7 @@ class OffloadWorker:
             device_blocks = DeviceBlocks(device_blocks)
         plan = self._plan(operation, device_blocks, slots)
         job = _Job(job_id, operation, plan.size_bytes)
-        with self._lock:
+        with self._started:
             if self._closed:
                 raise KVTierError("the offload worker is shut down")
             if job_id in self._jobs:
@@ -256,7 +255,7 @@ class OffloadWorker:
             if plan.shares:
                 job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
         except BaseException:
-            with self._lock:
+            with self._started:
                 del self._jobs[job_id]
             raise
         finally:

@@ -221,7 +221,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "0.5 should be 1 to 2": ("--sweep", "--compression-ratio", "0.5"),
         "nan should be 1 to 2": ("--sweep", "--compression-ratio", "nan"),
         "1.5 changes only a sweep": ("--compression-ratio", "1.5"),
-        "--every-policy compares only in a sweep": ("--every-policy",),
+        "--every-policy changes only a sweep": ("--every-policy",),
         "--recompute: '40' has no unit": ("--recompute", "40"),
         "--recompute should be more than 0": ("--recompute", "0s"),
     }

@@ -90,7 +90,7 @@ def test_the_port_is_free_again_when_the_manager_is_gone() -> None:
 
 
 def test_a_silent_client_is_cut_off_and_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter._Handler, "timeout", 0.1)
+    monkeypatch.setattr(exporter, "_SILENCE_S", 0.1)
     with serve_metrics(list, port=0) as url:
         address = ("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0]))
         with socket.create_connection(address, timeout=10) as silent:

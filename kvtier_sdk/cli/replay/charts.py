@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, cycle, pairwise
 from operator import truediv
 from typing import NamedTuple
 
@@ -56,19 +56,27 @@ class Source(NamedTuple):
 def sources(report: ReplayReport) -> list[Source]:
     """Return all origins of chunks: the host pool, the tiers in order, and then the engine."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
-    colors = ["host"]
-    colors += [_TIER_COLORS[at % len(_TIER_COLORS)] for at in range(len(report.tiers) - 1)]
-    found = [
-        Source(name, color, sum(hits))
-        for name, color, hits in zip(names, colors, report.history.hits, strict=True)
-    ]
+    colors = chain(["host"], cycle(_TIER_COLORS))
+    hits = map(sum, report.history.hits)
+    found = [Source(*of) for of in zip(names, colors, hits, strict=False)]
     return [*found, Source("computed", "computed", report.chunks - report.hit_chunks)]
 
 
 def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
+    history = report.history
+    ends = [0] * (max(history.chunks, default=0) + 1)
+    for chunks in history.chunks:
+        ends[chunks] += 1
+    named_at = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
+    time = ("Hit rate over time", "the requests of a column name", "requests, in order of arrival")
+    depth = (
+        "Hit rate by depth in the prompt",
+        "lie as far from the start of a prompt",
+        "chunks from the start of the prompt",
+    )
     return [
-        _over_time(report),
-        _by_depth(report),
+        _hit_rates(report, *time, "request", _MOST_COLUMNS, history.hits, history.chunks),
+        _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
         _by_request(report),
         _waits(report),
         _what_if(report, sweep),
@@ -103,40 +111,8 @@ def ticks(top: float) -> tuple[float, list[float]]:
     return count * step, [at * step for at in range(count + 1)]
 
 
-def _over_time(report: ReplayReport) -> Chart:
-    history = report.history
-    return _hit_rates(
-        report,
-        title="Hit rate over time",
-        note="Chunks found, as a share of those that the requests of a column name.",
-        unit="requests, in order of arrival",
-        word="request",
-        most=_MOST_COLUMNS,
-        hits=history.hits,
-        named=history.chunks,
-    )
-
-
-def _by_depth(report: ReplayReport) -> Chart:
-    history = report.history
-    ends = [0] * (max(history.chunks, default=0) + 1)
-    for chunks in history.chunks:
-        ends[chunks] += 1
-    return _hit_rates(
-        report,
-        title="Hit rate by depth in the prompt",
-        note="Chunks found, as a share of those that lie as far from the start of a prompt.",
-        unit="chunks from the start of the prompt",
-        word="chunk",
-        most=_MOST_DEPTHS,
-        hits=history.hits_at,
-        named=[len(history.chunks) - shorter for shorter in accumulate(ends[:-1])],
-    )
-
-
 def _hit_rates(
     report: ReplayReport,
-    *,
     title: str,
     note: str,
     unit: str,
@@ -151,7 +127,7 @@ def _hit_rates(
     return Chart(
         kind="columns",
         title=title,
-        note=note,
+        note=f"Chunks found, as a share of those that {note}.",
         unit=unit,
         heads=[_span(word, start, min(start + width, len(named))) for start in starts],
         labels=[f"{start + 1:,}" for start in starts],

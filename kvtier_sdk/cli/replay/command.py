@@ -218,16 +218,12 @@ def replay_command(
         )
     if not 1 <= compression_ratio <= _MOST_RATIO:
         raise ConfigError(f"--compression-ratio {compression_ratio:g} should be 1 to {_MOST_RATIO}")
-    if compression_ratio != 1 and not (sweep or is_page):
-        raise ConfigError(
-            f"--compression-ratio {compression_ratio:g} changes only a sweep: add --sweep, or "
-            "--report with a file named .html"
-        )
-    if every_policy and not (sweep or is_page):
-        raise ConfigError(
-            "--every-policy compares only in a sweep: add --sweep, or --report with a file named "
-            ".html"
-        )
+    of_sweeps = {f"--compression-ratio {compression_ratio:g}": compression_ratio != 1}
+    for flag, is_given in (of_sweeps | {"--every-policy": every_policy}).items():
+        if is_given and not (sweep or is_page):
+            raise ConfigError(
+                f"{flag} changes only a sweep: add --sweep, or --report with a file named .html"
+            )
     if told_error is not None:
         played = told(played, told_error, seed or 0)
     if sweep:

@@ -70,7 +70,7 @@ def replay(
             policy_now_s=lambda: history.arrived_s,
         ) as manager,
     ):
-        driver = _Driver(manager, pool, config.tiers, history, clock, closed=closed)
+        driver = _Driver(manager, pool, config.tiers, history, clock, closed)
         started_s = clock.now_s()
         driver.play(workload, concurrency, reported, on_progress)
         elapsed_s = clock.now_s() - started_s
@@ -98,39 +98,33 @@ def _patient(spec: TierSpec) -> TierSpec:
     return dataclasses.replace(spec, runner=spec.runner.model_copy(update=patience))
 
 
+@dataclasses.dataclass(eq=False)
 class _Driver:
     """A player of requests; each request is a generator that yields at the end of each step."""
 
-    def __init__(
-        self,
-        manager: TieringManager,
-        pool: HostPool,
-        specs: Sequence[TierSpec],
-        history: ReplayHistory,
-        clock: Clock,
-        *,
-        closed: bool,
-    ) -> None:
-        self._manager = manager
-        self._pool = pool
-        self._history = history
-        self._clock = clock
-        self._closed = closed
-        self._content = ChunkContent(pool.chunk_bytes)
+    _manager: TieringManager
+    _pool: HostPool
+    _specs: Sequence[TierSpec]
+    _history: ReplayHistory
+    _clock: Clock
+    _closed: bool
+    hit_chunks: int = 0
+    compared_bytes: int = 0
+    wrong_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        chunk_bytes = self._pool.chunk_bytes
+        self._content = ChunkContent(chunk_bytes)
         # Limit the chunks that one step asks for, so that they fit the pool and each tier's queue.
-        limits = [spec.runner.max_queue_bytes // pool.chunk_bytes for spec in specs]
-        self._spills = any(
-            load_store_policy(spec.runner.store_policy).moment is StoreMoment.EVICTED
-            for spec in specs
-        )
+        options = [spec.runner for spec in self._specs]
+        limits = [of.max_queue_bytes // chunk_bytes for of in options]
+        moments = [load_store_policy(of.store_policy).moment for of in options]
+        self._spills = StoreMoment.EVICTED in moments
         if self._spills:
-            limits.append(manager.headroom_slots)
-        self._window = max(1, min([pool.slots // 2, *limits]))
+            limits.append(self._manager.headroom_slots)
+        self._window = max(1, min([self._pool.slots // 2, *limits]))
         # Measures the end of each step. The next request that finishes is charged for this time.
         self._step_meter = _Meter()
-        self.hit_chunks = 0
-        self.compared_bytes = 0
-        self.wrong_bytes = 0
         self.us_per_chunk = array("d")
         self.chunks = array("q")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport
 from kvtier_sdk.cli.replay.charts import Chart, charts, percent, sources, ticks, waits
 from kvtier_sdk.cli.replay.sessions import percentile
-from kvtier_sdk.cli.replay.view import saved_rows, session_line, turn_rows
+from kvtier_sdk.cli.replay.view import sections, troubles
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes, format_seconds
 
@@ -53,9 +53,7 @@ def _data(chart: Chart) -> dict[str, Any]:
         "labels": chart.labels,
         "top": top,
         "ticks": [(step, chart.text(step).replace(".0%", "%")) for step in steps],
-        "series": [
-            {"color": of.color, "values": of.values, "dashed": of.dashed} for of in chart.series
-        ],
+        "series": [asdict(of) for of in chart.series],
         "tips": [
             [f"{of.name}: {chart.text(of.values[at])}" for of in chart.series]
             for at in range(len(chart.heads))
@@ -66,14 +64,17 @@ def _data(chart: Chart) -> dict[str, Any]:
 
 def _body(report: ReplayReport, sweep: PoolSweep, played: Played, drawn: Sequence[Chart]) -> str:
     figures = "".join(_figure(chart, number) for number, chart in enumerate(drawn))
+    tables = "".join(
+        f"<section><h2>{part.title}</h2><p>{escape(part.text)}</p>{_table(*part.rows)}"
+        f"<p>{escape(part.note)}</p></section>"
+        for part in sections(report, overlapped=played.concurrency > 1)
+    )
     return (
         f"<header><h1>Replay of {escape(played.workload)}</h1>"
         f'<p class="dim">{escape(_setup(report, sweep, played))}</p></header>'
         f"{_complaints(report)}{_tiles(report, played)}{_origins(report)}"
-        f'<main class="charts">{figures}</main>'
-        f'<div class="charts"><section><h2>Tiers</h2>{_tier_table(report)}</section>'
-        f"<section><h2>Waits</h2>{_wait_table(report)}</section></div>"
-        f"{_sessions(report)}{_saved(report)}"
+        f'<main class="charts">{figures}</main>{tables}'
+        f"<section><h2>Waits</h2>{_wait_table(report)}</section>"
         "<section><details><summary>The configuration that was played</summary>"
         f"<pre>{escape(played.options)}</pre></details></section>"
     )
@@ -93,10 +94,8 @@ def _setup(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
 
 
 def _complaints(report: ReplayReport) -> str:
-    lines = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
-    lines += [f"failed: {count:,} chunks, {reason}" for reason, count in report.failures.items()]
-    lines += [f"dropped: {report.dropped:,} chunks"] if report.dropped else []
-    lines += [f"{tier.name}: {error}" for tier in report.tiers for error in tier.errors]
+    wrong = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
+    lines = [*wrong, *troubles(report)]
     return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
 
 
@@ -162,7 +161,7 @@ def _figure(chart: Chart, number: int) -> str:
         f"{_legend((of.color, of.name) for of in chart.series)}"
         f'<div class="chart" data-chart="{number}"></div>'
         f"<figcaption>{escape(chart.note)}</figcaption>"
-        f"<details><summary>As a table</summary>{_table(columns, rows)}</details></figure>"
+        f"<details><summary>As a table</summary>{_table(columns, *rows)}</details></figure>"
     )
 
 
@@ -173,39 +172,7 @@ def _wait_table(report: ReplayReport) -> str:
         ordered = of.values
         marks = [percentile(ordered, share) for share in (50, 90, 99)]
         rows.append([of.name, f"{len(ordered):,}", *map(format_seconds, [*marks, ordered[-1]])])
-    return _table(columns, rows)
-
-
-def _sessions(report: ReplayReport) -> str:
-    if report.sessions is None:
-        return ""
-    columns, *rows = turn_rows(report.sessions)
-    line = escape(session_line(report.sessions))
-    return f"<section><h2>Sessions</h2><p>{line}</p>{_table(columns, rows)}</section>"
-
-
-def _saved(report: ReplayReport) -> str:
-    if report.recompute_s is None:
-        return ""
-    columns, *rows = saved_rows(report)
-    heading = f"Time saved, at {format_seconds(report.recompute_s)} of computing a chunk"
-    return f"<section><h2>{heading}</h2>{_table(columns, rows)}</section>"
-
-
-def _tier_table(report: ReplayReport) -> str:
-    columns = ["tier", "hit chunks", "hit rate", "stored", "loaded", "evicted chunks"]
-    rows = [
-        [
-            of.name,
-            f"{tier.hit_chunks:,}",
-            percent(tier.hit_chunks / max(1, report.chunks)),
-            format_bytes(tier.stored_bytes),
-            format_bytes(tier.loaded_bytes),
-            f"{tier.evicted_chunks:,}",
-        ]
-        for of, tier in zip(sources(report), report.tiers, strict=False)
-    ]
-    return _table(columns, rows)
+    return _table(columns, *rows)
 
 
 def _legend(entries: Iterable[tuple[str, str]]) -> str:
@@ -216,7 +183,7 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(columns: Sequence[str], *rows: Sequence[str]) -> str:
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in columns)
     lines = "".join(
         f'<tr><th scope="row">{escape(first)}</th>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from kvtier_sdk.cli.replay.report import ReplayReport
 from kvtier_sdk.cli.replay.sessions import SessionHits, percentile
@@ -11,8 +12,20 @@ from kvtier_sdk.cli.terminal import print_columns, say
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes, format_seconds
 
-_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted chunks")
-_NUMBERS = frozenset(range(1, len(_TITLES)))
+_TIER_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s")
+
+
+class Section(NamedTuple):
+    """A table of a report, between sentences; columns from ``numbers_from`` on are numbers.
+
+    The terminal and the page show the same sections.
+    """
+
+    title: str
+    text: str
+    rows: Sequence[Sequence[str]]
+    numbers_from: int = 1
+    note: str = ""
 
 
 def print_report(report: ReplayReport, *, overlapped: bool) -> None:
@@ -20,25 +33,16 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
         f"{format_bytes(report.chunk_bytes)}, {report.elapsed_s:.1f} s"
     )
-    rows = [_TITLES, *(_row(tier, report) for tier in report.tiers)]
-    total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}")
-    print_columns([*rows, (*total, *[""] * (len(_TITLES) - len(total)))], _NUMBERS)
-    of_each = "; jobs that overlap count each" if overlapped else ""
-    if len(report.tiers) > 1:
-        say(f"GB/s: bytes over the time that store or load jobs were under way{of_each}")
-    if report.sessions is not None:
-        say(session_line(report.sessions))
-        print_columns(turn_rows(report.sessions), frozenset(range(2, 5)))
-    if report.recompute_s is not None:
-        say(f"time saved, at {format_seconds(report.recompute_s)} of computing a chunk{of_each}")
-        print_columns(saved_rows(report), frozenset(range(1, 4)))
+    for part in sections(report, overlapped=overlapped):
+        say(*filter(None, [part.text]))
+        print_columns(part.rows, part.numbers_from)
+        say(*filter(None, [part.note]))
     us = report.scheduler_us
     say(
         f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
         f"p50 {us['p50']:.1f} us, p99 {us['p99']:.1f} us, max {us['max']:.1f} us"
     )
-    for tier in report.tiers:
-        say(*_troubles(tier))
+    say(*troubles(report))
     if report.dropped and overlapped:
         say(
             "Requests that overlap do not wait for room: a chunk that was dropped on its way "
@@ -49,7 +53,35 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
     say(f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}")
 
 
-def session_line(sessions: SessionHits) -> str:
+def sections(report: ReplayReport, *, overlapped: bool) -> Iterator[Section]:
+    of_each = "; jobs that overlap count each" if overlapped else ""
+    total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}", *[""] * 5)
+    rows = [(*_TIER_TITLES, "evicted chunks"), *(_row(tier, report) for tier in report.tiers)]
+    speed = f"GB/s: bytes over the time that store or load jobs were under way{of_each}"
+    note = speed if len(report.tiers) > 1 else ""
+    yield Section("Tiers", "", [*rows, total], note=note)
+    if report.sessions is not None:
+        yield Section("Sessions", _session_line(report.sessions), _turn_rows(report.sessions), 2)
+    if report.recompute_s is not None:
+        computing = f"{format_seconds(report.recompute_s)} of computing a chunk"
+        saved = [
+            (of.name, format_seconds(of.compute_s), format_seconds(of.load_s), _signed(of.saved_s))
+            for of in report.time_saved
+        ]
+        titles = ("tier", "not computed", "loads took", "saved")
+        yield Section("Time saved", f"time saved, at {computing}{of_each}", [titles, *saved])
+
+
+def troubles(report: ReplayReport) -> Iterator[str]:
+    for tier in report.tiers:
+        for what, chunks in (("failed", tier.failures), ("dropped", tier.dropped)):
+            for reason, count in sorted(chunks.items()):
+                yield f"{what}: {count:,} chunks, {tier.name} {reason}"
+        for error in tier.errors:
+            yield f"  {error}"
+
+
+def _session_line(sessions: SessionHits) -> str:
     low, median, high = (f"{percentile(sessions.hit_rates, of):.2%}" for of in (10, 50, 90))
     return (
         f"{len(sessions.hit_rates):,} sessions, hit rate of a session: p10 {low}, median {median}, "
@@ -57,7 +89,7 @@ def session_line(sessions: SessionHits) -> str:
     )
 
 
-def turn_rows(sessions: SessionHits) -> list[Sequence[str]]:
+def _turn_rows(sessions: SessionHits) -> list[Sequence[str]]:
     return [
         ("turns after", "earlier prefix", "turns", "hit rate", "median wait"),
         *(
@@ -73,47 +105,22 @@ def turn_rows(sessions: SessionHits) -> list[Sequence[str]]:
     ]
 
 
-def saved_rows(report: ReplayReport) -> list[Sequence[str]]:
-    return [
-        ("tier", "not computed", "loads took", "saved"),
-        *(
-            (of.name, format_seconds(of.compute_s), format_seconds(of.load_s), _signed(of.saved_s))
-            for of in report.time_saved
-        ),
-    ]
-
-
 def _signed(duration_s: float) -> str:
     return f"{'-' if duration_s < 0 else ''}{format_seconds(abs(duration_s))}"
 
 
 def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
-    rate = tier.hit_chunks / report.chunks if report.chunks else 0.0
-    return (
-        tier.name,
-        f"{tier.hit_chunks:,}",
-        f"{rate:.2%}",
-        format_bytes(tier.stored_bytes),
-        _speed(tier.stored_bytes, tier.store_s, report.elapsed_s),
-        format_bytes(tier.loaded_bytes),
-        _speed(tier.loaded_bytes, tier.load_s, report.elapsed_s),
-        f"{tier.evicted_chunks:,}",
-    )
+    moved = ((tier.stored_bytes, tier.store_s), (tier.loaded_bytes, tier.load_s))
+    rates = [(format_bytes(size), _speed(size, of_s, report.elapsed_s)) for size, of_s in moved]
+    rate = tier.hit_chunks / max(1, report.chunks)
+    evicted = f"{tier.evicted_chunks:,}"
+    return (tier.name, f"{tier.hit_chunks:,}", f"{rate:.2%}", *rates[0], *rates[1], evicted)
 
 
 def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
     # Overlapping jobs can add up to more time than the whole run, so use at most the run's time.
     duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
-
-
-def _troubles(tier: TierStats) -> Iterator[str]:
-    for reason, count in sorted(tier.failures.items()):
-        yield f"failed: {count:,} chunks, {tier.name} {reason}"
-    for reason, count in sorted(tier.dropped.items()):
-        yield f"dropped: {count:,} chunks, {tier.name} {reason}"
-    for error in tier.errors:
-        yield f"  {error}"
 
 
 def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
@@ -140,7 +147,7 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
                 f"{100 * sweep.rate(sweep.tier_chunks(point)):+.2f}",
             )
         )
-    print_columns(rows, frozenset(range(len(rows[0]))))
+    print_columns(rows, 0)
     say(
         f"as tier: points of hit rate that it adds, if it is given every chunk{in_tier(sweep)}",
         suggestion(sweep, chunk_bytes),

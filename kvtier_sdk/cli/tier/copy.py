@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, say
-from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance
+from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance, pages
 from kvtier_sdk.cli.tier.selection import (
     ModelOption,
     NamespaceOption,
@@ -122,15 +122,14 @@ class _Copied:
         said = [f"{self.copied:,} chunks copied ({', '.join(sizes)})"]
         if read_back and not self.missing:
             said[0] += ", read back and whole"
-        for chunks, what in (
-            (self.there, "were there"),
-            (self.gone, "gone meanwhile"),
-            (self.damaged, "damaged and left out"),
-            (self.evicted, "evicted by DST meanwhile: its capacity is too small"),
-            (self.missing, "not whole when they were read back"),
-        ):
-            if chunks:
-                said.append(f"{chunks:,} {what}")
+        counts = {
+            "were there": self.there,
+            "gone meanwhile": self.gone,
+            "damaged and left out": self.damaged,
+            "evicted by DST meanwhile: its capacity is too small": self.evicted,
+            "not whole when they were read back": self.missing,
+        }
+        said += [f"{chunks:,} {what}" for what, chunks in counts.items() if chunks]
         return f"namespace {self.name}: {'; '.join(said)}"
 
 
@@ -162,7 +161,7 @@ def _copy(
             _read_back(dst, stayed, copied)
 
 
-def _present(tier: MaintainedTier, keys: list[OffloadKey]) -> list[OffloadKey]:
+def _present(tier: MaintainedTier, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
     verdicts = tier.lookup(keys)
     return [key for key, verdict in zip(keys, verdicts, strict=True) if verdict is Verdict.OK]
 
@@ -194,8 +193,7 @@ def _transfer(
     there: list[OffloadKey] = []
     end_store: Callable[[], None] | None = None
     with progress(f"copy {copied.name}", len(keys)) as step:
-        for number, start in enumerate(range(0, len(keys), half)):
-            part = keys[start : start + half]
+        for number, part in enumerate(pages(keys, half)):
             present = dict.fromkeys(_present(dst, part))
             missing = [key for key in part if key not in present]
             loaded = _load(src, missing, half * (number % 2), copied)
@@ -234,10 +232,8 @@ def _load(
 
 
 def _read_back(dst: MaintainedTier, keys: list[OffloadKey], copied: _Copied) -> None:
-    at_once = dst.examined_at_once
     with progress("read back", len(keys)) as step:
-        for start in range(0, len(keys), at_once):
-            part = keys[start : start + at_once]
+        for part in pages(keys, dst.examined_at_once):
             verdicts = dst.examine(part)
             copied.missing += sum(verdict is not Verdict.OK for verdict in verdicts)
             step(len(part))

@@ -28,7 +28,6 @@ from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.types import Capability, Usage
 
 _TITLES = ("MODEL", "NAMESPACES", "CHUNKS", "BYTES", "SHARE")
-_NUMBERS = frozenset({1, 2, 3, 4})
 
 
 def du_command(
@@ -129,4 +128,4 @@ def _show(tier: dict[str, Any], usage: Usage | None) -> None:
         for model in tier["models"]
     ]
     if rows:
-        print_columns([_TITLES, *rows], _NUMBERS)
+        print_columns([_TITLES, *rows], 1)

@@ -25,7 +25,6 @@ from kvtier_sdk.cli.tier.selection import (
 )
 
 _TITLES = ("NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST USE", "LAST USE")
-_NUMBERS = frozenset({3, 4, 5, 6})
 
 
 def ls_command(
@@ -95,7 +94,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
         for contents in shown
     ]
     if rows:
-        print_columns([_TITLES, *rows], _NUMBERS)
+        print_columns([_TITLES, *rows], 3)
     if hidden := len(found) - len(shown):
         say(f"{hidden} without chunks (--all shows them)")
     elif not found:

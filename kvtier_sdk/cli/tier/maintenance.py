@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
@@ -88,28 +88,22 @@ def chunk_bytes_of(namespace: Namespace) -> int | None:
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
 
+@dataclass(eq=False)
 class MaintainedTier(BlockingTier):
     """A tier that a tool uses from one thread.
 
     The methods raise a :class:`TierError` if the tier fails. A failed chunk only gets a verdict.
     """
 
-    def __init__(
-        self,
-        client: TierClient,
-        reported: threading.Event,
-        clock: Clock,
-        runner: ThreadRunner,
-        pool: HostPool,
-        timeout_s: float,
-    ) -> None:
-        super().__init__(client, reported, clock)
-        self.spec = client.spec
-        #: Number of loaded and stored chunks that are compressed.
-        self.compressed_chunks = 0
-        self._runner = runner
-        self._pool = pool
-        self._timeout_s = timeout_s
+    _runner: ThreadRunner
+    _pool: HostPool
+    _timeout_s: float
+    #: Number of loaded and stored chunks that are compressed.
+    compressed_chunks: int = 0
+
+    @property
+    def spec(self) -> TierSpec:
+        return self.client.spec
 
     def entries(self) -> Iterator[Entry]:
         """Iterate over the chunks of a tier with ``Capability.SCAN``."""
@@ -126,7 +120,7 @@ class MaintainedTier(BlockingTier):
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
         """Return ``OK`` or ``NOT_FOUND`` for each chunk."""
         found: list[Verdict] = []
-        for page in _pages(keys):
+        for page in pages(keys):
             job = self.client.lookup(page, NO_REQUEST)
             found += self._answer(job, Verdict.OK, Verdict.NOT_FOUND)
         return found
@@ -138,7 +132,7 @@ class MaintainedTier(BlockingTier):
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
         """Read chunks and check each against its header, as an engine would."""
-        parts = _pages(keys, self.examined_at_once)
+        parts = pages(keys, self.examined_at_once)
         return [one for part in parts for one in self.load(part, range(len(part)))]
 
     def load(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> list[Verdict]:
@@ -157,7 +151,7 @@ class MaintainedTier(BlockingTier):
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""
-        for page in _pages(keys):
+        for page in pages(keys):
             self._answer(self.client.delete(page), Verdict.OK)
 
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
@@ -188,6 +182,6 @@ class MaintainedTier(BlockingTier):
             yield from page
 
 
-def _pages(keys: Sequence[OffloadKey], most: int = _PAGE) -> Iterator[Sequence[OffloadKey]]:
+def pages(keys: Sequence[OffloadKey], most: int = _PAGE) -> Iterator[Sequence[OffloadKey]]:
     for start in range(0, len(keys), most):
         yield keys[start : start + most]

@@ -14,7 +14,7 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.engine import purge_pools, tell_purge
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
-from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance, pages
 from kvtier_sdk.cli.tier.selection import (
     Contents,
     Faults,
@@ -31,8 +31,6 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.types import Capability, OffloadKey
-
-_AT_ONCE = 1000
 
 
 def rm_command(
@@ -157,8 +155,7 @@ def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> int:
         open_for_maintenance(victims.spec, victims.contents.namespace, timeout_s=timeout_s) as tier,
         progress("delete", len(victims.keys)) as step,
     ):
-        for start in range(0, len(victims.keys), _AT_ONCE):
-            part = victims.keys[start : start + _AT_ONCE]
+        for part in pages(victims.keys):
             tier.delete(part)
             deleted += len(part)
             step(len(part))

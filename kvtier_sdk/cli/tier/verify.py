@@ -14,7 +14,7 @@ import typer
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
-from kvtier_sdk.cli.tier.maintenance import chunk_bytes_of, open_for_maintenance
+from kvtier_sdk.cli.tier.maintenance import chunk_bytes_of, open_for_maintenance, pages
 from kvtier_sdk.cli.tier.selection import (
     Faults,
     ModelOption,
@@ -159,8 +159,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
         chunk_bytes = check_readable(verified.spec, namespace) if keys else 1
         at_once = max(1, pace.part_bytes(_AT_ONCE_BYTES) // chunk_bytes)
         with progress(f"verify {named(namespace)}", len(keys)) as step:
-            for start in range(0, len(keys), at_once):
-                part = keys[start : start + at_once]
+            for part in pages(keys, at_once):
                 verdicts = tier.examine(part)
                 verified.verdicts.update(verdicts)
                 verified.compressed = tier.compressed_chunks

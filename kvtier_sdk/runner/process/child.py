@@ -216,10 +216,7 @@ class Child:
 
     def _send_reports(self) -> None:
         self._sending = False
-        reports = []
-        while self._reports:
-            reports.append(self._reports.popleft())
-        if reports:
+        if reports := [self._reports.popleft() for _ in range(len(self._reports))]:
             self._data.send(message(Kind.REPORTS, write_reports(reports)), self._event_loop)
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import IO, Any
 
-from kvtier_sdk.aio.clock import Clock, wait_out
+from kvtier_sdk.aio.clock import Clock, wait_out, wait_within
 from kvtier_sdk.errors import TierUnavailableError
 from kvtier_sdk.options.secret_sources import environment_without_secrets
 from kvtier_sdk.options.secrets import Secrets
@@ -108,7 +108,7 @@ class ChildProcess:
         """Drain the tier; return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._send(plain_message(Kind.DRAIN, timeout_s))
-        await self._within(2 * timeout_s + 0.5, self._drained, self.ended)
+        await wait_within(self._clock, 2 * timeout_s + 0.5, [self._drained, self.ended], first=True)
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
@@ -116,7 +116,7 @@ class ChildProcess:
         # A cancellation kills the process at once. When this call ends, the process is gone.
         self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
-            if not await self._within(timeout_s, self.ended):
+            if not await wait_within(self._clock, timeout_s, [self.ended]):
                 self._log.warning(
                     "the tier did not close within %g s; its process is killed", timeout_s
                 )
@@ -161,15 +161,6 @@ class ChildProcess:
         self._unanswered += 1
         self._send(message(Kind.PING))
         self._clock.call_at(self._clock.now_s() + _PING_S, self._ping)
-
-    async def _within(self, timeout_s: float, *futures: asyncio.Future[Any]) -> bool:
-        """Wait until one of the futures is done; return false after ``timeout_s``."""
-        try:
-            async with self._clock.timeout(timeout_s):
-                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            return False
-        return True
 
     # --- the control socket -----------------------------------------------------------------
 
@@ -257,9 +248,7 @@ class ChildProcess:
         self.ended.set_result(reason)
 
     def _unavailable(self, text: str) -> TierUnavailableError:
-        error = TierUnavailableError(text)
-        error.tier, error.operation = self._name, "open"
-        return error
+        return TierUnavailableError(text).labelled(self._name, "open")
 
 
 class _StderrLog:

@@ -199,10 +199,6 @@ class Channel:
         return self._socket.fileno()
 
     @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
-
-    @property
     def is_full(self) -> bool:
         """True if so many bytes are unsent that the peer seems to be stuck."""
         return len(self._unsent) > _MAX_UNSENT_BYTES

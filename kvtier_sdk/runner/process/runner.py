@@ -7,6 +7,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import TypeAlias
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -49,6 +51,7 @@ _MAX_PAUSE_S = 30.0
 _START_S = 30.0
 #: Time limit for the end of a process whose start failed or was cancelled.
 _CANCEL_S = 5.0
+_Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
 
 class ProcessRunner(LoopRunner):
@@ -79,9 +82,7 @@ class ProcessRunner(LoopRunner):
         self._data: Channel | None = None
         # Reports of the supervisor that the engine's thread has not polled yet, each with the
         # channel of its process.
-        self._changes: deque[
-            tuple[Channel | None, ProcessStarted | RunnerStopped | OpeningEnded]
-        ] = deque()
+        self._changes: deque[tuple[Channel | None, _Change]] = deque()
         # Reports that :meth:`peek` or :meth:`close` has read, for the next poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
@@ -251,26 +252,22 @@ class ProcessRunner(LoopRunner):
             self._child = None
 
     async def _start(self) -> ChildProcess:
-        pool_fd = copy_fd(self._pool.fd)
-        try:
-            return await self._start_with(pool_fd)
-        finally:
-            os.close(pool_fd)
-
-    async def _start_with(self, pool_fd: int) -> ChildProcess:
-        spec, layout = self._spec, self._pool.layout
-        bootstrap = write_bootstrap(spec, self._namespace, layout, pool_fd)
-        child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
+        spec = self._spec
         deadline_s = spec.runner.open_deadline_s
-        try:
-            async with self._clock.timeout(deadline_s + _START_S) as limit:
-                await child.start(bootstrap, pool_fd)
-        except BaseException as error:
-            await child.end(_CANCEL_S)
-            child.data.close()
-            if isinstance(error, TimeoutError) and limit.expired():
-                raise not_in_time(spec.name, deadline_s) from None
-            raise
+        with ExitStack() as opened:
+            pool_fd = copy_fd(self._pool.fd)
+            opened.callback(os.close, pool_fd)
+            bootstrap = write_bootstrap(spec, self._namespace, self._pool.layout, pool_fd)
+            child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
+            try:
+                async with self._clock.timeout(deadline_s + _START_S) as limit:
+                    await child.start(bootstrap, pool_fd)
+            except BaseException as error:
+                await child.end(_CANCEL_S)
+                child.data.close()
+                if isinstance(error, TimeoutError) and limit.expired():
+                    raise not_in_time(spec.name, deadline_s) from None
+                raise
         return child
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
@@ -339,9 +336,7 @@ class ProcessRunner(LoopRunner):
             stopped = RunnerStopped(Verdict.CANCELLED, io_ended=True)
         self._report(stopped, child.data)
 
-    def _report(
-        self, change: ProcessStarted | RunnerStopped | OpeningEnded, data: Channel | None
-    ) -> None:
+    def _report(self, change: _Change, data: Channel | None) -> None:
         self._changes.append((data, change))
         self._notify_engine()
 

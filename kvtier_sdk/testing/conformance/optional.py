@@ -142,8 +142,6 @@ async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
     """An expired chunk is absent for lookup and load alike, and can be stored again."""
     async with subject.opened(tier_spec(await subject.call(Hook.SHORT_LIVED_TIER))) as probe:
         key = await probe.put_one()
-        if key is None:
-            return
         await _wait_for_expiry(probe, key)
         found = await probe.get(key)
         if not isinstance(found, ChunkNotFoundError):
@@ -158,8 +156,6 @@ async def check_no_use_extends_the_maximum_age(subject: TierSubject) -> None:
     """A chunk is absent after its maximum age, even if it is used all the time."""
     async with subject.opened(tier_spec(await subject.call(Hook.AGING_TIER))) as probe:
         key = await probe.put_one()
-        if key is None:
-            return
         await _wait_for_expiry(probe, key, in_use=True)
         if await probe.put([key], version=1):
             await probe.expect(key, 1)

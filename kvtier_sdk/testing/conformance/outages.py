@@ -141,7 +141,7 @@ async def _check_recovery(probe: Probe, disturbance: str) -> None:
                 f"{describe(error)}"
             )
         await subject.clock.sleep(subject.settle_s)
-    if (key := await probe.put_one()) is not None:
+    for key in await probe.put(subject.new_keys(1)):
         await probe.expect(key, 0)
 
 

@@ -34,7 +34,7 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.runner.calls import NonsenseError, found_in, verdicts_in
 from kvtier_sdk.runner.jobs import batches_of
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
-from kvtier_sdk.testing.conformance.rules import Breach
+from kvtier_sdk.testing.conformance.rules import Breach, NoRoom
 from kvtier_sdk.types import Entry, OffloadKey, RequestContext
 
 if TYPE_CHECKING:
@@ -192,10 +192,11 @@ class Probe:
             raise Breach(f"an empty tier refused every store: {describe(verdicts[0])}")
         return kept
 
-    async def put_one(self, version: int = 0) -> OffloadKey | None:
-        """Store a ``version`` under a new key, and return the key; ``None`` if there is no room."""
-        kept = await self.put(self.subject.new_keys(1), version)
-        return kept[0] if kept else None
+    async def put_one(self, version: int = 0) -> OffloadKey:
+        """Store a ``version`` under a new key, and return the key; end the check without room."""
+        for key in await self.put(self.subject.new_keys(1), version):
+            return key
+        raise NoRoom
 
     async def get(self, key: OffloadKey) -> bytes | TierError:
         """Load the chunk ``key``, and return its content or the error."""

@@ -44,6 +44,10 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
     """A breach that a check has found. The kit turns it into a :class:`ConformanceError`."""
 
 
+class NoRoom(Exception):  # noqa: N818
+    """A tier that may be full has refused the chunk of a check, which ends without a finding."""
+
+
 class Hook(Enum):
     """The functions that an author can provide so that more rules are checked."""
 
@@ -123,6 +127,8 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         yield
     except Breach as breach:
         raise ConformanceError(name, rule, str(breach), says) from breach.__cause__
+    except NoRoom:
+        pass
     except CheckSkipped:
         raise
     except KVTierError as error:

@@ -91,7 +91,7 @@ def test_the_report_has_a_table_of_sessions_and_one_of_the_time_saved(trace: Pat
     assert "\n".join(tables) in done.stdout
     written = page.read_text()
     assert sessions in written
-    assert "Time saved, at 40 ms of computing a chunk" in written
+    assert "time saved, at 40 ms of computing a chunk" in written
 
 
 def test_the_json_has_the_same_figures(trace: Path) -> None:

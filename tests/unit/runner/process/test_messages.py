@@ -238,13 +238,13 @@ def test_what_the_socket_does_not_accept_is_sent_later_and_in_order(ends: Ends) 
     sent = [(Kind.JOB, bytes([n]) * 100_000) for n in range(20)]
     for kind, body in sent:
         ours.write(message(kind, body))
-    assert ours.has_unsent
+    assert ours._unsent
     arrived = []
     while len(arrived) < len(sent):
         arrived += [(kind, bytes(body)) for kind, body in theirs.read()]
         ours.flush()
     assert arrived == sent
-    assert not ours.has_unsent
+    assert not ours._unsent
 
 
 def test_a_peer_that_reads_nothing_fills_it(ends: Ends) -> None:
@@ -254,4 +254,4 @@ def test_a_peer_that_reads_nothing_fills_it(ends: Ends) -> None:
     assert channel.is_full
     theirs.close()
     channel.flush()
-    assert not channel.has_unsent, "for a broken peer it is lost"
+    assert not channel._unsent, "for a broken peer it is lost"
