@@ -14,7 +14,7 @@ DEFAULT_PRIORITY: Final = 35
 class Verb(Enum):
     """What a hint asks for."""
 
-    #: Keep chunks in the pool until a time; each use renews the time.
+    #: Keep chunks in the pool for a time, which each use renews.
     PIN = "pin"
     #: Evict chunks after all others until a time, those of lower priority first.
     RETAIN = "retain"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from math import inf
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint, Verb
 from kvtier_sdk.options.place import nearest, one_line
@@ -17,6 +18,8 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
+#: Advice on a mistake takes time of the engine's thread.
+_MOST_HINTS = 16
 #: Hints of which a request may have several, for example for ranges of tokens.
 _REPEATED = ("pin", "retain")
 #: What to write, where pydantic would name our types. The empty name is the whole table.
@@ -31,6 +34,8 @@ def _as_leases(value: Any) -> Any:
     """Read ``true`` and ``"5m"`` as a lease of the whole request."""
     if value is None or value is False:
         return []
+    if isinstance(value, list) and len(value) > _MOST_HINTS:
+        raise ValueError(f"{len(value):,} of them; the most is {_MOST_HINTS}")
     return [
         one if isinstance(one, Mapping) else {} if one is True else {"for": one}
         for one in _listed(value)
@@ -44,6 +49,13 @@ _Priority = Annotated[Count, Field(ge=0, le=100)]
 # No StrictModel, because that would read files and environment variables that a client names.
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, table: Any) -> Any:
+        if isinstance(table, Mapping) and len(table) > _MOST_HINTS:
+            raise ValueError(f"{len(table):,} entries; the most is {_MOST_HINTS}")
+        return table
 
 
 class _Lease(_Model):
@@ -70,7 +82,8 @@ class _Hints(_Model):
     def as_hints(self) -> tuple[Hint, ...]:
         hints = [
             Hint(verb, lease.duration_s, lease.tokens, lease.priority)
-            for verb, leases in ((Verb.PIN, self.pin), (Verb.RETAIN, self.retain))
+            # The pins last, because the newer lease of a chunk replaces the older.
+            for verb, leases in ((Verb.RETAIN, self.retain), (Verb.PIN, self.pin))
             for lease in leases
         ]
         if self.resume_in is not None:
@@ -100,9 +113,9 @@ def read_request(
     Args:
         request_id: the engine's id of the request.
         params: the client's parameters, whose ``kvtier`` is a table of hints.
-        actions: names and payloads of further hints, such as the actions of vLLM's ``kv_hints``. A
-            payload may have a ``session``, ``tenant`` and ``priority`` beside the hint's own; one
-            field ``value`` stands for a hint that is no table, such as ``resume_in``.
+        actions: names and payloads of at most 64 further hints, such as the actions of vLLM's
+            ``kv_hints``. A payload may have a ``session`` and a ``tenant`` beside the hint's own
+            fields; one field ``value`` stands for a hint that is no table, such as ``resume_in``.
     """
     params = params or {}
     try:
@@ -129,7 +142,7 @@ def _joined(table: object, actions: Iterable[tuple[str, Mapping[str, Any]]]) -> 
     if not isinstance(table, Mapping):
         return table
     joined = dict(table)
-    for name, payload in actions:
+    for name, payload in islice(actions, 4 * _MOST_HINTS):
         own = dict(payload)
         joined |= {key: own.pop(key) for key in ("session", "tenant") if key in own}
         hint = own.get("value", own) if own else True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
@@ -133,7 +134,9 @@ class _ManagerControl:
         duration_s = request.get("duration_s")
         if verb is None:
             return {"error": f"no hint {request.get('verb')!r}; allowed: {', '.join(_VERBS)}"}
-        if not isinstance(duration_s, int | float | None):
+        if verb is Verb.PIN and not (
+            isinstance(duration_s, int | float) and 0 <= duration_s < math.inf
+        ):
             return {"error": "'duration_s' should be a number of seconds"}
         names = str(request.get("session")), str(request.get("tenant", ""))
         number = next(self._numbers)

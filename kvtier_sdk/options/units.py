@@ -56,10 +56,14 @@ def parse_bytes(value: object) -> int:
     return int(size)
 
 
+#: Longer durations are mistakes, and may not be floats.
+_LONGEST_S = 1e12
+
+
 def parse_seconds(value: object) -> float:
     """Read a duration in seconds: a number, or text with a unit such as ``"250ms"``, ``"5s"``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not 0 <= value < float("inf"):
+        if not 0 <= value < _LONGEST_S:
             raise ValueError(f"{value} is not a duration; write for example '250ms'")
         return float(value)
     number, unit = _split(value, "'250ms' or '5s'")
@@ -68,6 +72,8 @@ def parse_seconds(value: object) -> float:
     factor = _SECONDS.get(unit.lower())
     if factor is None:
         raise ValueError(f"{value!r}: unit {unit!r} is none of {', '.join(_SECONDS)}")
+    if number * factor >= _LONGEST_S:
+        raise ValueError(f"{unit!r} is a unit, but the number before it is too large")
     return float(number * factor)
 
 

@@ -85,6 +85,9 @@ class Cascade:
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
+            for slot in slots:
+                # If another request uses the chunk, it is offered after all.
+                self._note_failed(slot, self._stored_mask)
             # Another request may have asked for whole requests' chunks while they were written.
             if self.tracks:
                 self._serve_followers(slots)
@@ -129,9 +132,8 @@ class Cascade:
         for slot in slots:
             self._offers(slot).hits += 1
         for tier in self._on_evict:
-            if tier.admission.is_selective:
-                for slot in self._unsent(tier, slots):
-                    self._offers(slot).owed |= tier.bit
+            for slot in self._unsent(tier, slots):
+                self._offers(slot).owed |= tier.bit
         for tier in self._on_hit:
             self._offer(tier, self._unsent(tier, slots), request)
         self.include(slots, request)

@@ -21,7 +21,7 @@ from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.sessions import Sessions
 from kvtier_sdk.tiering.slots import PrimaryTier
-from kvtier_sdk.types import OffloadKey, RequestContext
+from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
 #: The most receipts to keep until the engine takes them.
 _MOST_RECEIPTS: Final = 1024
@@ -114,7 +114,7 @@ class HintExecutor:
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # An engine need not offload the answer.
-        while keys and keys[-1] not in named and keys[-1] not in self._primary.by_key:
+        while named and keys[-1] not in named and keys[-1] not in self._primary.by_key:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
@@ -122,7 +122,7 @@ class HintExecutor:
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.among(keys, request.tenant, _prefetch_owner(request)))
-        if request.session is not None:
+        if request.session is not None and keys:
             self._sessions.note(request.tenant, request.session, keys)
         for hint in request.hints:
             self._carry_out(hint, request, keys, ends)
@@ -135,10 +135,9 @@ class HintExecutor:
             self._prefetcher.step()
 
     def reset(self) -> None:
-        """Forget all prefetches and leases, because the primary tier is empty."""
+        """Forget all prefetches, because the primary tier is empty."""
         for prefetch in list(self._prefetcher.waiting):
             self._prefetcher.end(prefetch, is_late=True)
-        self._leases.end(list(self._leases.held))
 
     # --- the verbs ----------------------------------------------------------------------------
 
@@ -171,13 +170,17 @@ class HintExecutor:
 
     def _lease(self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey]) -> None:
         asked_s = hint.duration_s or 0.0
+        is_pin = hint.verb is Verb.PIN
         if not asked_s:
-            released = self._leases.of(request.tenant, _owner(request))
+            released = [
+                key
+                for key in self._leases.of(request.tenant, _owner(request))
+                if (self._leases.held[key].priority is None) is is_pin
+            ]
             self._leases.end(released)
             self._write(hint, request, Outcome.ACCEPTED, len(released), 0.0)
             return
         duration_s = min(asked_s, self._max_duration_s)
-        is_pin = hint.verb is Verb.PIN
         priority = request.priority if hint.priority is None else hint.priority
         lease = Lease(
             request.tenant,
@@ -232,7 +235,10 @@ class HintExecutor:
             self._refuse(hint, request, "it needs 'resume_in', the time of the next turn")
             return None
         if not keys:
-            self._refuse(hint, request, f"no chunks of session {hint.session!r} are known")
+            session = hint.session or request.session
+            self._refuse(hint, request, f"no chunks of session {session!r} are known")
+        elif not self._leases.budget:
+            self._refuse(hint, request, "the budget is 0")
         elif not self._tiers:
             self._refuse(hint, request, "there is no tier to load from")
         elif wait_s > self._max_duration_s:
@@ -254,7 +260,7 @@ class HintExecutor:
         return self._leases.grant(keys, lease, prefetch.until_s)
 
     def _note_prefetched(self, prefetch: Prefetch, is_late: bool) -> None:
-        chunks, wanted = prefetch.place, len(prefetch.keys)
+        chunks, wanted = prefetch.place, prefetch.wanted
         outcome, reason = Outcome.ACCEPTED, ""
         if is_late:
             outcome, reason = Outcome.EXPIRED, "the turn came first, or its time went by"
@@ -322,10 +328,10 @@ def _prefetch_owner(request: RequestContext) -> str:
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:
     """Yield the chunks that have a token of a range."""
     first, stop = tokens
-    begin = end = 0
-    for key, its_end in ends.items():
-        if its_end != end:
-            # The chunks of several groups may end together, and each group begins with token 0.
-            begin, end = (end if its_end > end else 0), its_end
-        if end > first and begin < stop:
+    # The end of the latest chunk of each group.
+    begins: dict[bytes, int] = {}
+    for key, end in ends.items():
+        group = key[-GROUP_BYTES:]
+        if end > first and begins.get(group, 0) < stop:
             yield key
+        begins[group] = end

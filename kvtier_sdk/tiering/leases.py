@@ -87,8 +87,12 @@ class Leases:
         for key in keys:
             lease = self.held.pop(key, None)
             if lease is not None:
-                del self._until_s[lease.tenant][key]
-        self._forget_unused()
+                own = self._until_s[lease.tenant]
+                del own[key]
+                if not own:
+                    del self._until_s[lease.tenant]
+        if not self.held:
+            self._ends.clear()
 
     def expire(self, now_s: float) -> None:
         """End the leases whose time is over."""

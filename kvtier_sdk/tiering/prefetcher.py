@@ -11,7 +11,7 @@ from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, SlotState
 from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier
-from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
+from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
 #: The most chunks that a prefetch loads at once, and the most prefetches that wait.
 _WINDOW: Final = 64
@@ -32,28 +32,37 @@ class Prefetch:
         request: the request that asked for the prefetch, with the session that is meant.
         turn_s: clock time at which the turn is expected; the chunks should be there by then.
         until_s: clock time at which the prefetch is given up if it has not ended.
+        wanted: number of chunks that were asked for; ``keys`` has those that a tier may have.
         place: number of chunks, from the first on, that are in the primary tier.
         loading: the request for which the chunks are loaded; ``None`` before the first load.
     """
 
-    __slots__ = ("keys", "loading", "place", "request", "turn_s", "until_s")
+    __slots__ = ("keys", "loading", "place", "request", "turn_s", "until_s", "wanted")
 
     def __init__(
         self, request: RequestContext, keys: Sequence[OffloadKey], turn_s: float, until_s: float
     ) -> None:
         self.request = request
         self.keys = keys
+        self.wanted = len(keys)
         self.turn_s = turn_s
         self.until_s = until_s
         self.place = 0
         self.loading: RequestState | None = None
+
+    def forget_from(self, missing: OffloadKey) -> None:
+        """Forget a chunk that no tier has, and those after it, which are useless without it."""
+        group = missing[-GROUP_BYTES:]
+        at = self.keys.index(missing, self.place)
+        rest = [key for key in self.keys[at:] if key[-GROUP_BYTES:] != group]
+        self.keys = [*self.keys[:at], *rest]
 
 
 class Prefetcher:
     """A loader of chunks that no request waits for.
 
     It loads few chunks at a time, and only while no load of a request is queued, so that a request
-    never waits for a prefetch of chunks that it does not need.
+    waits for at most one window of chunks that it does not need.
 
     Args:
         arrived: called with the chunks of a prefetch that are in the primary tier; returns how many
@@ -95,8 +104,12 @@ class Prefetcher:
         """Queue a prefetch; return false if too many of this tenant wait already."""
         tenants = [other.request.tenant for other in self.waiting]
         own = tenants.count(prefetch.request.tenant)
-        if own >= _MOST_WAITING // (len(set(tenants) | {prefetch.request.tenant})):
-            return False
+        if len(tenants) >= _MOST_WAITING:
+            # The tenant with the most makes room for one that has clearly fewer.
+            most = max(set(tenants), key=tenants.count)
+            if own + 1 >= tenants.count(most):
+                return False
+            self.end(next(p for p in reversed(self.waiting) if p.request.tenant == most))
         self.waiting.append(prefetch)
         self.waiting.sort(key=_turn_of)
         return True
@@ -143,10 +156,9 @@ class Prefetcher:
         if state is None:
             state = prefetch.loading = self._begin(prefetch)
         window = prefetch.keys[prefetch.place : prefetch.place + self._window]
-        here, is_waiting = self._look_up(window, state)
-        if is_waiting:
+        if self._look_up(prefetch, window, state):
             return
-        kept = self._arrived(prefetch, window[:here])
+        kept = self._arrived(prefetch, window)
         self._promotions.abandon(state)
         state.forget_answers()
         prefetch.place += kept
@@ -173,21 +185,21 @@ class Prefetcher:
         self._requests[context.request_id] = state
         return state
 
-    def _look_up(self, keys: Sequence[OffloadKey], state: RequestState) -> tuple[int, bool]:
-        """Return how many leading chunks are here or on their way, and if any is on its way."""
-        here, pending = 0, False
+    def _look_up(self, prefetch: Prefetch, keys: Sequence[OffloadKey], state: RequestState) -> bool:
+        """Look up chunks; return true if some of them are not here yet, or are in no tier."""
+        pending = False
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is None:
                 if self._search.find(key, state) is _MISS:
-                    break
+                    prefetch.forget_from(key)
+                    return True
                 pending = True
             elif slot.state is _LOADING:
                 if key not in state.claims:
                     self._promotions.join(slot, state)
                 pending = True
-            here += 1
-        return here, pending
+        return pending
 
 
 def _turn_of(prefetch: Prefetch) -> float:

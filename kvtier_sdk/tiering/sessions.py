@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from kvtier_sdk.types import OffloadKey
+
+#: A session's names take as much memory as this many of its chunks.
+_NAMES: Final = 8
 
 
 class Sessions:
@@ -13,20 +18,22 @@ class Sessions:
     The session that was used least recently is forgotten first.
 
     Args:
-        most_chunks: the most chunks to remember, of all sessions together; each takes 8 bytes
-            beside its key.
+        most_chunks: the most chunks to remember, of all sessions together. A chunk that left the
+            pool takes about 200 bytes, any other 100.
     """
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks
         self._chunks = 0
         self._sessions: dict[tuple[str, str], Sequence[OffloadKey]] = {}
+        self._uses: Counter[OffloadKey] = Counter()
 
     def note(self, tenant: str, session: str, keys: Sequence[OffloadKey]) -> None:
         """Record the chunks of a session's request, in prefix order."""
         self.forget(tenant, session)
         self._sessions[tenant, session] = keys
-        self._chunks += len(keys) + 1
+        self._uses.update(keys)
+        self._chunks += len(keys) + _NAMES
         while self._chunks > self._most_chunks:
             self.forget(*next(iter(self._sessions)))
 
@@ -34,16 +41,18 @@ class Sessions:
         return self._sessions.get((tenant, session), ())
 
     def own_chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
-        """Return the chunks that no other known session begins with."""
-        keys = self.chunks(tenant, session)
-        shared = 0
-        for name, others in self._sessions.items():
-            if name != (tenant, session):
-                while shared < min(len(keys), len(others)) and keys[shared] == others[shared]:
-                    shared += 1
-        return keys[shared:]
+        """Return the chunks that no other known session has."""
+        uses = self._uses
+        return [key for key in self.chunks(tenant, session) if uses[key] == 1]
 
     def forget(self, tenant: str, session: str) -> None:
         keys = self._sessions.pop((tenant, session), None)
-        if keys is not None:
-            self._chunks -= len(keys) + 1
+        if keys is None:
+            return
+        self._chunks -= len(keys) + _NAMES
+        uses = self._uses
+        for key in keys:
+            if uses[key] > 1:
+                uses[key] -= 1
+            else:
+                del uses[key]

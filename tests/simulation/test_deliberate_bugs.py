@@ -74,7 +74,7 @@ def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
     return make
 
 
-@bug("each pin has its owner")
+@bug("each pin has its owner", "a prefetch loads few chunks at once")
 def an_abort_keeps_its_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Promotions, "abandon", lambda self, state: None)
 
@@ -329,7 +329,7 @@ def a_failed_store_counts_as_sent(
     original(self, bit, job, [Verdict.OK] * len(verdicts))
 
 
-@bug("events agree with the tiers")
+@bug("events agree with the tiers", "at rest nothing is left")
 def what_has_left_once_is_never_announced_again(patch: pytest.MonkeyPatch) -> None:
     def without(self: JobTable, store: Any, keys: list[bytes]) -> list[bytes]:
         return [key for key in keys if key not in self._removals]

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, TypeAlias
 
 from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
@@ -204,9 +203,10 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         keys = list(keys)
         # vLLM does not tell that the request also uses the chunks before these, which the device
         # has. Without that, the pool would evict the begin of a prefix before its end.
-        first = keys[:1]
-        on_device = takewhile(lambda key: key not in first, compat.end_tokens(req_context))
-        self._manager.touch(list(on_device), request.context)
+        ends, loaded = compat.end_tokens(req_context), set(keys)
+        first = min((ends.get(key, 0) for key in keys), default=0)
+        on_device = [key for key, end in ends.items() if end <= first and key not in loaded]
+        self._manager.touch(on_device, request.context)
         spec = self._manager.prepare_load(keys, request.context)
         request.sources = dict(zip(keys, spec.sources, strict=True))
         return CPULoadStoreSpec(spec.slots)

@@ -109,7 +109,7 @@ class HintRecord:
             self.leases.of(request.tenant, f"{request.session or request.request_id} prefetch")
         )
         self.leases.end([key for key in keys if key in own])
-        if request.session is not None:
+        if request.session is not None and keys:
             self._sessions[request.tenant, request.session] = keys
         receipts = self._take()
         if len(receipts) != len(request.hints):
@@ -220,7 +220,12 @@ class HintRecord:
     ) -> None:
         tenant, owner = request.tenant, request.session or request.request_id
         if not hint.duration_s:
-            released = self.leases.of(tenant, owner)
+            is_pin = hint.verb is Verb.PIN
+            released = [
+                key
+                for key in self.leases.of(tenant, owner)
+                if (self.leases.held[key].rank == inf) is is_pin
+            ]
             self.leases.end(released)
             if len(released) != receipt.chunks:
                 self._complain(f"{receipt}, and {len(released)} were held")

@@ -78,6 +78,10 @@ def test_the_last_turn() -> None:
         ({"pin": "5"}, "pin.0.for: '5' has no unit; write for example '250ms' or '5s'"),
         ({"resume_in": math.nan}, "resume_in: nan is not a duration"),
         ({"priority": 101}, "priority: Input should be less than or equal to 100"),
+        ({"resume_in": 10**400}, "resume_in: 1000"),
+        ({"resume_in": "1" * 400 + "s"}, "resume_in: 's' is a unit, but the number before it"),
+        ({"pin": [1] * 10**6}, "pin: 1,000,000 of them; the most is 16"),
+        ({str(n): n for n in range(20_000)}, "kvtier: write a table"),
         ("5m", 'kvtier: write a table such as {"session": "chat 7", "pin": "5m"}'),
         (
             {"pin": "5m", "retain": {"fore": 1}},

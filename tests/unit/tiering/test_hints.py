@@ -11,7 +11,7 @@ import pytest
 from support.core import pure_core_only
 from support.engine import KEYS, A, Engine, Make, stored_below
 
-from kvtier_sdk import OffloadKey, RequestContext
+from kvtier_sdk import OffloadKey, RequestContext, make_offload_key, split_offload_key
 from kvtier_sdk.engine import read_request
 from kvtier_sdk.hints import Hint, Outcome, Receipt, Verb
 from kvtier_sdk.tiering.hint_executor import OperatorHint
@@ -516,7 +516,9 @@ def test_a_turn_that_comes_early_ends_its_prefetch(make: Make) -> None:
 def test_a_prefetch_of_what_is_nowhere_is_refused(make: Make) -> None:
     engine = left_pool(make)
     engine.tiers[0]._remove(KEYS[:6])
-    _, receipt = turn(engine, "q", KEYS[20:21], prefetch="s")
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step()
+    (receipt,) = engine.manager.take_receipts()
     assert (receipt.outcome, receipt.reason) == (
         Outcome.REFUSED,
         "6 chunks are in no tier, or over the budget",
@@ -578,3 +580,102 @@ def test_an_operator_prefetches_pins_and_forgets_a_session(make: Make) -> None:
     engine.step()
     assert not any(present(engine, *KEYS[:6]))
     assert "no chunks of session 's' are known" in ask(engine, Verb.PIN, 60.0)
+
+
+# --- several groups, aborts, and what clients may send ------------------------------------------
+
+
+def of_group(key: OffloadKey, group: int) -> OffloadKey:
+    return make_offload_key(split_offload_key(key)[0], group)
+
+
+def test_an_ended_sessions_shared_chunks_stay_in_every_group(make: Make) -> None:
+    engine = make(slots=16, store_policy="on_evict")
+    one = [of_group(key, g) for g in (0, 1) for key in KEYS[:2]]
+    turn(engine, "r", one, session="s")
+    turn(engine, "q", [one[0], one[2]], session="t")
+    turn(engine, "p", one, session="s", end=True)
+    flood(engine)
+    engine.step(times=30)
+    shared, own = {of_group(KEYS[0], g) for g in (0, 1)}, {of_group(KEYS[1], g) for g in (0, 1)}
+    assert shared <= set(engine.tiers[0]._objects)
+    assert not own & set(engine.tiers[0]._objects)
+
+
+def test_a_range_of_tokens_holds_the_long_chunks_of_another_group_too(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    request = read_request("r", {"kvtier": {"pin": {"tokens": [0, 16]}}})
+    ends = {KEYS[0]: 16, KEYS[1]: 32, of_group(KEYS[1], 1): 32}
+    engine.manager.on_new_request(request)
+    engine.store(request, *ends)
+    engine.manager.on_request_finished(request, ends)
+    assert list(engine.manager._primary.leases.held) == [KEYS[0], of_group(KEYS[1], 1)]
+
+
+def test_a_hole_in_one_group_ends_the_prefetch_of_that_group_only(make: Make) -> None:
+    engine = make(slots=32, manager={"hint_share": 0.5})
+    keys = [of_group(key, g) for g in (0, 1) for key in KEYS[:3]]
+    turn(engine, "r", keys, session="s")
+    flood(engine)
+    engine.tiers[0]._remove([keys[1]])
+    engine.manager.clients[0].forget_chunks()
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step(times=30)
+    assert present(engine, *keys) == [True, False, False, True, True, True]
+    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "clipped", 4)]
+
+
+def test_an_abort_in_the_queue_does_not_forget_the_session(make: Make) -> None:
+    engine = left_pool(make)
+    aborted = read_request("a1", {"kvtier": {"session": "s"}})
+    engine.manager.on_new_request(aborted)
+    engine.manager.on_request_finished(aborted, dict.fromkeys(KEYS[:6], 16))
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.step(times=20)
+    assert all(present(engine, *KEYS[:6]))
+
+
+def test_what_an_ended_request_stored_is_offered_once_another_uses_it(make: Make) -> None:
+    policies = ({"store_policy": "on_evict"}, {})
+    engine = make(slots=8, tiers=2, each=policies)
+    turn(engine, "r", KEYS[:1], end=True)
+    assert engine.settle(A, KEYS[0]) == ["HIT"]
+    engine.load(A, KEYS[0])
+    flood(engine)
+    engine.step(times=20)
+    assert all(KEYS[0] in tier._objects for tier in engine.tiers)
+
+
+def test_a_pin_beside_a_retained_range_holds(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    turn(engine, "r", KEYS[:2], session="s", pin="5m", retain="1h")
+    leases = engine.manager._primary.leases
+    assert [lease.priority for lease in leases.held.values()] == [None, None]
+    turn(engine, "q", KEYS[:2], session="s", retain="0s")
+    assert len(leases.held) == 2, "that ends retained ranges only"
+
+
+def test_with_a_budget_of_0_nothing_is_loaded(make: Make) -> None:
+    engine = make(slots=32, manager={"hint_share": 0.0})
+    turn(engine, "r", KEYS[:6], session="s")
+    flood(engine)
+    (receipt,) = turn(engine, "q", KEYS[20:21], prefetch="s")
+    assert receipt.reason == "the budget is 0"
+    assert "load" not in engine.tiers[0].called()
+
+
+def test_ended_leases_leave_nothing(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager=ALL)
+    for number in range(100):
+        turn(engine, f"r{number}", KEYS[:2], pin="1h", end=True)
+    assert not engine.manager._primary.leases._ends
+
+
+def test_many_tenants_share_the_queue_of_prefetches(make: Make) -> None:
+    engine = left_pool(make)
+    waiting = engine.manager._hints._prefetcher.waiting
+    for number in range(300):
+        tenant = "" if number < 280 else "other"
+        turn(engine, f"q{number}", KEYS[20:21], resume_in=600, prefetch=True, tenant=tenant)
+    assert len(waiting) == 256
+    assert sum(one.request.tenant == "other" for one in waiting) == 20
