@@ -12,7 +12,7 @@ DEFAULT_PRIORITY: Final = 35
 
 
 class Verb(Enum):
-    """What a hint asks for."""
+    """The deed that a hint asks for."""
 
     #: Keep chunks in the pool for a time, which each use renews.
     PIN = "pin"
@@ -31,7 +31,7 @@ class Verb(Enum):
 
 
 class Outcome(Enum):
-    """What became of a hint."""
+    """The outcome of a hint."""
 
     ACCEPTED = "accepted"
     #: Accepted for fewer chunks, or for a shorter time, than asked.
@@ -68,7 +68,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one hint.
+    """The outcome of one hint, with the reason.
 
     Attributes:
         request_id: the request that brought the hint; empty if an operator asked.

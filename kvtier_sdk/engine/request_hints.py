@@ -65,7 +65,7 @@ class _Lease(_Model):
 
 
 _LEASE_FIELDS = [field.alias or name for name, field in _Lease.model_fields.items()]
-_Leases = Annotated[list[_Lease], BeforeValidator(_as_leases), Field(max_length=16)]
+_Leases = Annotated[list[_Lease], BeforeValidator(_as_leases)]
 
 
 class _Hints(_Model):

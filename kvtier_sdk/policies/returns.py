@@ -424,7 +424,7 @@ class _Group:
 
 
 class _Kind:
-    """What groups have in common that wait in the same way: label and classes of uses."""
+    """A label and classes of uses; all groups with them wait in the same way."""
 
     def __init__(self, label: str, classes: int, of_classes: list[_Rates]) -> None:
         self.label = label

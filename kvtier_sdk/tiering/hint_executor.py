@@ -283,7 +283,7 @@ class HintExecutor:
         elif hint.verb is Verb.PIN:
             self._lease(hint, request, keys)
         elif hint.verb is Verb.PREFETCH:
-            prefetch = self._queue_prefetch(Hint(hint.verb, session=session), request, keys)
+            prefetch = self._queue_prefetch(Hint(hint.verb, session=session), request, ())
             if prefetch is not None:
                 self._operator_prefetches[prefetch] = asked
         else:

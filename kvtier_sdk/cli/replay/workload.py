@@ -45,7 +45,7 @@ class ReplayRequest:
 
     @property
     def context(self) -> RequestContext:
-        """What the manager and the policy are told about the request."""
+        """The request as the manager and the policy see it."""
         return RequestContext(self.request_id, resume_in_s=self.resume_in_s)
 
 
