@@ -39,7 +39,7 @@ class Outcome(Enum):
     #: Its time has not come; another receipt follows.
     DEFERRED = "deferred"
     REFUSED = "refused"
-    #: Its time went by before it was done.
+    #: Given up before it was done, for example because its time went by.
     EXPIRED = "expired"
 
 

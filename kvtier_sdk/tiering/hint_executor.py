@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -32,6 +33,7 @@ _REMEMBERED: Final = 16
 _PREFETCH_S: Final = 60.0
 
 
+@dataclass(eq=False)
 class OperatorHint:
     """A hint that an operator gives for a session.
 
@@ -39,13 +41,10 @@ class OperatorHint:
         receipt: the latest receipt; ``None`` until the engine's next step.
     """
 
-    __slots__ = ("hint", "receipt", "session", "tenant")
-
-    def __init__(self, hint: Hint, session: str, tenant: str) -> None:
-        self.hint = hint
-        self.session = session
-        self.tenant = tenant
-        self.receipt: Receipt | None = None
+    hint: Hint
+    session: str
+    tenant: str
+    receipt: Receipt | None = None
 
 
 class HintExecutor:
@@ -121,11 +120,11 @@ class HintExecutor:
             # The step that ends leases may not have begun, and a use must not revive a lease.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
-            self._leases.end(self._leases.among(keys, request.tenant, _prefetch_owner(request)))
+            self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))
         if request.session is not None and keys:
             self._sessions.note(request.tenant, request.session, keys)
         for hint in request.hints:
-            self._carry_out(hint, request, keys, ends)
+            self._carry_out(hint, request, keys, ends, state.tiers)
 
     def step(self) -> None:
         """Carry out what an operator has asked for, and the prefetches that are due."""
@@ -137,7 +136,7 @@ class HintExecutor:
     def reset(self) -> None:
         """Forget all prefetches, because the primary tier is empty."""
         for prefetch in list(self._prefetcher.waiting):
-            self._prefetcher.end(prefetch, is_late=True)
+            self._prefetcher.end(prefetch, "the pool was emptied")
 
     # --- the verbs ----------------------------------------------------------------------------
 
@@ -147,6 +146,7 @@ class HintExecutor:
         request: RequestContext,
         keys: Sequence[OffloadKey],
         ends: Mapping[OffloadKey, int],
+        tiers: int = -1,
     ) -> None:
         verb = hint.verb
         if hint.mistake:
@@ -158,11 +158,10 @@ class HintExecutor:
             wanted = keys if hint.tokens is None else list(_within(ends, hint.tokens))
             self._lease(hint, request, wanted)
         elif verb is Verb.PREFETCH:
-            self._queue_prefetch(hint, request, keys)
+            self._queue_prefetch(hint, request, keys, tiers)
         else:
             if verb is not Verb.RESUME_IN:
-                for owner in (_owner(request), _prefetch_owner(request)):
-                    self._leases.end(self._leases.of(request.tenant, owner))
+                self._leases.end(self._leases.of(request.tenant, _owner(request)))
             if verb is Verb.END:
                 self._end_session(request)
             wait_s = request.resume_in_s if verb is Verb.RESUME_IN else None
@@ -172,10 +171,11 @@ class HintExecutor:
         asked_s = hint.duration_s or 0.0
         is_pin = hint.verb is Verb.PIN
         if not asked_s:
+            held = self._leases.held
             released = [
                 key
                 for key in self._leases.of(request.tenant, _owner(request))
-                if (self._leases.held[key].priority is None) is is_pin
+                if not held[key].is_prefetch and (held[key].priority is None) is is_pin
             ]
             self._leases.end(released)
             self._write(hint, request, Outcome.ACCEPTED, len(released), 0.0)
@@ -189,21 +189,21 @@ class HintExecutor:
             priority=None if is_pin else priority,
         )
         here = [key for key in keys if key in self._primary.by_key]
-        held = self._leases.grant(here, lease, self._clock.now_s() + duration_s)
+        granted = self._leases.grant(here, lease, self._clock.now_s() + duration_s)
         reasons = []
         if len(here) < len(keys):
             reasons.append(f"{len(keys) - len(here):,} chunks are not in the pool")
-        if held < len(here):
+        if granted < len(here):
             reasons.append(
-                f"{len(here) - held:,} chunks are over the budget of {self._leases.budget:,}"
+                f"{len(here) - granted:,} chunks are over the budget of {self._leases.budget:,}"
             )
         if duration_s < asked_s:
             reasons.append(f"the longest is {format_seconds(duration_s)}")
         outcome = Outcome.CLIPPED if reasons else Outcome.ACCEPTED
-        if not held:
+        if not granted:
             outcome = Outcome.REFUSED
             reasons = reasons or ["it names no chunk"]
-        self._write(hint, request, outcome, held, duration_s, "; ".join(reasons))
+        self._write(hint, request, outcome, granted, duration_s, "; ".join(reasons))
 
     def _end_session(self, request: RequestContext) -> None:
         if request.session is None:
@@ -219,7 +219,7 @@ class HintExecutor:
     # --- prefetches ---------------------------------------------------------------------------
 
     def _queue_prefetch(
-        self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey]
+        self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey], tiers: int = -1
     ) -> Prefetch | None:
         now_s = self._clock.now_s()
         wait_s = 0.0
@@ -246,7 +246,7 @@ class HintExecutor:
             self._refuse(hint, request, f"the latest turn is after {longest}")
         else:
             turn_s = now_s + wait_s
-            prefetch = Prefetch(request, keys, turn_s, turn_s + _PREFETCH_S)
+            prefetch = Prefetch(request, keys, tiers, turn_s, turn_s + _PREFETCH_S)
             if self._prefetcher.add(prefetch):
                 self._write(hint, request, Outcome.DEFERRED, len(keys), wait_s)
                 return prefetch
@@ -255,15 +255,14 @@ class HintExecutor:
 
     def _keep_prefetched(self, prefetch: Prefetch, keys: Sequence[OffloadKey]) -> int:
         request = prefetch.request
-        owner = _prefetch_owner(request)
-        lease = Lease(request.tenant, owner, renewal_s=0.0, priority=DEFAULT_PRIORITY)
+        lease = Lease(request.tenant, _owner(request), 0.0, DEFAULT_PRIORITY, is_prefetch=True)
         return self._leases.grant(keys, lease, prefetch.until_s)
 
-    def _note_prefetched(self, prefetch: Prefetch, is_late: bool) -> None:
+    def _note_prefetched(self, prefetch: Prefetch, given_up: str) -> None:
         chunks, wanted = prefetch.place, prefetch.wanted
         outcome, reason = Outcome.ACCEPTED, ""
-        if is_late:
-            outcome, reason = Outcome.EXPIRED, "the turn came first, or its time went by"
+        if given_up:
+            outcome, reason = Outcome.EXPIRED, given_up
         elif chunks < wanted:
             outcome = Outcome.CLIPPED if chunks else Outcome.REFUSED
             reason = f"{wanted - chunks:,} chunks are in no tier, or over the budget"
@@ -318,11 +317,6 @@ class HintExecutor:
 
 def _owner(request: RequestContext) -> str:
     return request.session or request.request_id
-
-
-def _prefetch_owner(request: RequestContext) -> str:
-    # Another owner than of the session's pins, which a prefetch must not replace.
-    return f"{_owner(request)} prefetch"
 
 
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:

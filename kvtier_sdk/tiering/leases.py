@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from math import inf
 
 from kvtier_sdk.types import OffloadKey
 
 
+@dataclass(frozen=True, eq=False)
 class Lease:
     """The terms on which chunks are held.
 
     Attributes:
         tenant: whose share of the budget is used.
         owner: the session, or the request if that is not named, which may replace the lease.
+        is_prefetch: true if a prefetch holds the chunks, whose leases the owner's pins outlive.
         renewal_s: each use of a chunk renews its lease to last at least this long; 0.0 for never.
         priority: held chunks may be evicted if nothing else can be, those of lower priority first;
             ``None`` if they may not.
     """
 
-    __slots__ = ("owner", "priority", "renewal_s", "tenant")
-
-    def __init__(self, tenant: str, owner: str, renewal_s: float, priority: int | None) -> None:
-        self.tenant = tenant
-        self.owner = owner
-        self.renewal_s = renewal_s
-        self.priority = priority
+    tenant: str
+    owner: str
+    renewal_s: float
+    priority: int | None
+    is_prefetch: bool = False
 
 
 class Leases:
@@ -118,10 +119,12 @@ class Leases:
     def of(self, tenant: str, owner: str) -> list[OffloadKey]:
         return [key for key in self._until_s.get(tenant, ()) if self.held[key].owner == owner]
 
-    def among(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
-        """Return the chunks of ``keys`` that an owner holds."""
-        own = self._until_s.get(tenant, ())
-        return [key for key in keys if key in own and self.held[key].owner == owner]
+    def prefetched(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
+        """Return the chunks of ``keys`` that prefetches hold for an owner."""
+        own, held = self._until_s.get(tenant, ()), self.held
+        return [
+            key for key in keys if key in own and held[key].is_prefetch and held[key].owner == owner
+        ]
 
     def retained(self) -> Sequence[OffloadKey]:
         """Return the held chunks that may be evicted, the least wanted first."""
@@ -133,7 +136,7 @@ class Leases:
         return [key for _, _, key in sorted(found)]
 
     def _is_better(self, old: Lease, old_s: float, new: Lease, new_s: float) -> bool:
-        if (old.tenant, old.owner) == (new.tenant, new.owner):
+        if (old.tenant, old.owner, old.is_prefetch) == (new.tenant, new.owner, new.is_prefetch):
             return False
         # A retained range that lasts longer must not let a pinned chunk go.
         old_rank, new_rank = _rank(old), _rank(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -25,30 +26,32 @@ _LOADING: Final = SlotState.LOADING
 _MISS: Final = LookupResult.MISS
 
 
+@dataclass(eq=False)
 class Prefetch:
     """The chunks of one session, to be loaded before its next turn.
 
     Attributes:
         request: the request that asked for the prefetch, with the session that is meant.
+        keys: the chunks that a tier may have, in prefix order.
+        tiers: mask of the tiers to load from, those of the request that asked.
         turn_s: clock time at which the turn is expected; the chunks should be there by then.
         until_s: clock time at which the prefetch is given up if it has not ended.
-        wanted: number of chunks that were asked for; ``keys`` has those that a tier may have.
+        wanted: number of chunks that were asked for.
         place: number of chunks, from the first on, that are in the primary tier.
         loading: the request for which the chunks are loaded; ``None`` before the first load.
     """
 
-    __slots__ = ("keys", "loading", "place", "request", "turn_s", "until_s", "wanted")
+    request: RequestContext
+    keys: Sequence[OffloadKey]
+    tiers: int
+    turn_s: float
+    until_s: float
+    wanted: int = field(init=False)
+    place: int = 0
+    loading: RequestState | None = None
 
-    def __init__(
-        self, request: RequestContext, keys: Sequence[OffloadKey], turn_s: float, until_s: float
-    ) -> None:
-        self.request = request
-        self.keys = keys
-        self.wanted = len(keys)
-        self.turn_s = turn_s
-        self.until_s = until_s
-        self.place = 0
-        self.loading: RequestState | None = None
+    def __post_init__(self) -> None:
+        self.wanted = len(self.keys)
 
     def forget_from(self, missing: OffloadKey) -> None:
         """Forget a chunk that no tier has, and those after it, which are useless without it."""
@@ -67,7 +70,7 @@ class Prefetcher:
     Args:
         arrived: called with the chunks of a prefetch that are in the primary tier; returns how many
             of them may stay. If some may not, the prefetch ends.
-        ended: called with a prefetch that has ended. Its time is over if the flag is true.
+        ended: called with a prefetch that has ended, and with the reason if it was given up.
         end_request: called with the request of a prefetch that has ended.
     """
 
@@ -80,7 +83,7 @@ class Prefetcher:
         requests: dict[str, RequestState],
         *,
         arrived: Callable[[Prefetch, Sequence[OffloadKey]], int],
-        ended: Callable[[Prefetch, bool], None],
+        ended: Callable[[Prefetch, str], None],
         end_request: Callable[[RequestState], None],
     ) -> None:
         self._primary = primary
@@ -109,7 +112,8 @@ class Prefetcher:
             most = max(set(tenants), key=tenants.count)
             if own + 1 >= tenants.count(most):
                 return False
-            self.end(next(p for p in reversed(self.waiting) if p.request.tenant == most))
+            last = next(p for p in reversed(self.waiting) if p.request.tenant == most)
+            self.end(last, "too many prefetches wait, and other tenants have fewer")
         self.waiting.append(prefetch)
         self.waiting.sort(key=_turn_of)
         return True
@@ -119,7 +123,7 @@ class Prefetcher:
         now_s = self._primary.now_s
         for prefetch in list(self.waiting):
             if now_s > prefetch.until_s:
-                self.end(prefetch, is_late=True)
+                self.end(prefetch, "its time went by")
             elif self._is_due(prefetch):
                 self._carry_on(prefetch)
                 return
@@ -129,16 +133,16 @@ class Prefetcher:
         for prefetch in list(self.waiting):
             request = prefetch.request
             if (request.tenant, request.session) == (tenant, session):
-                self.end(prefetch, is_late=True)
+                self.end(prefetch, "the turn came first")
 
-    def end(self, prefetch: Prefetch, *, is_late: bool = False) -> None:
+    def end(self, prefetch: Prefetch, given_up: str = "") -> None:
         self.waiting.remove(prefetch)
         state = prefetch.loading
         if state is not None:
             self._promotions.abandon(state)
             state.finished = True
             self._end_request(state)
-        self._ended(prefetch, is_late)
+        self._ended(prefetch, given_up)
 
     def _is_due(self, prefetch: Prefetch) -> bool:
         if prefetch.loading is not None:
@@ -180,7 +184,7 @@ class Prefetcher:
             session=request.session,
             tenant=request.tenant,
         )
-        state = RequestState(context, None)
+        state = RequestState(context, None, prefetch.tiers)
         state.is_prefetch = True
         self._requests[context.request_id] = state
         return state

@@ -540,9 +540,9 @@ def a_turn_leaves_its_prefetch(patch: pytest.MonkeyPatch) -> None:
 
 @bug("each hint has its receipts", "a turn ends its prefetch")
 @around(HintExecutor, "_note_prefetched")
-def a_prefetch_has_no_last_receipt(original: Any, self: Any, prefetch: Any, is_late: bool) -> None:
-    if not is_late:
-        original(self, prefetch, is_late)
+def a_prefetch_has_no_last_receipt(original: Any, self: Any, prefetch: Any, why: str) -> None:
+    if not why:
+        original(self, prefetch, why)
 
 
 @bug("no tier gets what an ended request stored")

@@ -53,9 +53,10 @@ class Inside:
     def leases(self) -> dict[OffloadKey, tuple[str, str, float]]:
         """Return the tenant, owner and end of each chunk's lease."""
         leases = self.primary.leases
+        ends_s = leases._until_s
         return {
-            key: (lease.tenant, lease.owner, leases._until_s[lease.tenant][key])
-            for key, lease in leases.held.items()
+            key: (its.tenant, its.owner + " prefetch" * its.is_prefetch, ends_s[its.tenant][key])
+            for key, its in leases.held.items()
         }
 
     def named(self, request_id: str) -> list[OffloadKey]:

@@ -368,6 +368,24 @@ def test_a_prefetch_brings_the_chunks_back_before_the_turn(make: Make) -> None:
     assert engine.manager.left_over() == {"pins": 0, "slots": 0, "requests": 1, "jobs": 0}
 
 
+def test_a_prefetch_loads_only_from_the_tiers_that_its_request_may_use(make: Make) -> None:
+    engine = left_pool(make)
+    asking = read_request("q", {"kvtier": {"prefetch": "s"}})
+    engine.manager.on_new_request(asking, [])
+    engine.manager.on_request_finished(asking)
+    engine.steps(2.0, 0.05)
+    assert not any(present(engine, *KEYS[:6]))
+    assert outcomes(engine.manager.take_receipts())[-1] == ("prefetch", "refused", 0)
+
+
+def test_a_sessions_name_does_not_give_it_the_prefetched_chunks_of_another(make: Make) -> None:
+    engine = left_pool(make)
+    turn(engine, "q", KEYS[20:21], prefetch="s")
+    engine.steps(2.0, 0.05)
+    turn(engine, "p", KEYS[21:22], session="s prefetch", end=True)
+    assert engine.manager.usage().leased == 6
+
+
 def test_the_last_turn_releases_what_was_prefetched_for_it(make: Make) -> None:
     engine = left_pool(make, resume_in=60, prefetch=True)
     engine.steps(60.0 - engine.clock.now_s(), 0.1)
@@ -679,3 +697,14 @@ def test_many_tenants_share_the_queue_of_prefetches(make: Make) -> None:
         turn(engine, f"q{number}", KEYS[20:21], resume_in=600, prefetch=True, tenant=tenant)
     assert len(waiting) == 256
     assert sum(one.request.tenant == "other" for one in waiting) == 20
+
+
+def test_a_displaced_prefetch_says_that_it_made_room(make: Make) -> None:
+    engine = left_pool(make)
+    for number in range(256):
+        turn(engine, f"q{number}", KEYS[20:21], resume_in=600, prefetch=True)
+    receipts = turn(engine, "late", KEYS[20:21], resume_in=600, prefetch=True, tenant="other")
+    displaced, own = (one for one in receipts if one.verb is Verb.PREFETCH)
+    assert displaced.outcome is Outcome.EXPIRED
+    assert displaced.reason == "too many prefetches wait, and other tenants have fewer"
+    assert (own.tenant, own.outcome) == ("other", Outcome.DEFERRED)
