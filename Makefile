@@ -80,7 +80,13 @@ help:
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
 	@echo "make format                   format the code"
 
-setup: $(VENV)/.setup
+# A wheel brings the coder of compressed chunks; in a clone tests and engines find it in its place.
+CODER := kvtier_sdk/codecs/_planes.abi3.so
+
+setup: $(VENV)/.setup $(CODER)
+
+$(CODER): kvtier_sdk/codecs/_planes.c
+	$(CC) -O3 -shared -fPIC -I$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))') $< -o $@
 
 # The Redis tier is tested on real servers.
 redis-server:
@@ -264,7 +270,7 @@ gpu-bundle: setup
 ENGINES := -n $(shell nproc) --maxprocesses 4 --dist worksteal
 VLLM_TESTS := $(VLLM_VENV)/bin/python -P -m pytest engines/vllm/tests/engine
 
-setup-vllm:
+setup-vllm: $(CODER)
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server memcached mooncake
@@ -277,7 +283,7 @@ test-vllm-compiled: setup-vllm compiled redis-server memcached mooncake
 	PYTHONPATH=build/compiled $(VLLM_TESTS) $(ENGINES) -m "not alone"
 	PYTHONPATH=build/compiled $(VLLM_TESTS) -m alone
 
-setup-lmcache:
+setup-lmcache: $(CODER)
 	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)
 
 test-lmcache: setup-lmcache redis-server memcached
@@ -287,7 +293,7 @@ test-lmcache: setup-lmcache redis-server memcached
 test-lmcache-own: setup-lmcache
 	PYTHONPATH=tests:engines/lmcache/tests/engine $(LMCACHE_VENV)/bin/python -m lmcache_own_tests $(SOURCES)
 
-setup-sglang:
+setup-sglang: $(CODER)
 	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)
 
 test-sglang: setup-sglang redis-server memcached

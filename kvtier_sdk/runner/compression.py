@@ -12,7 +12,7 @@ from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.contract import TierContext
-from kvtier_sdk.errors import CorruptChunkError
+from kvtier_sdk.errors import ChunkError
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.compression_gate import CompressionGate
 from kvtier_sdk.types import Transfer
@@ -81,22 +81,20 @@ class ChunkCompressor:
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
         return sent
 
-    async def expand(
-        self, transfers: Sequence[Transfer], moved: Moved
-    ) -> list[CorruptChunkError | None]:
+    async def expand(self, transfers: Sequence[Transfer], moved: Moved) -> list[ChunkError | None]:
         """Expand the compressed ones of loaded and verified chunks in place."""
         # Only a compressed payload is shorter; see ChunkHeader.check.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
         return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])
 
-    def _expand(self, transfer: Transfer) -> CorruptChunkError | None:
+    def _expand(self, transfer: Transfer) -> ChunkError | None:
         if len(transfer.arrived) < len(transfer.payload):
             try:
                 Planes.decode(transfer.payload, len(transfer.arrived), self._chunk_bytes)
-            except CorruptChunkError as damage:
+            except ChunkError as fault:
                 # Drop the traceback, because its frames would keep the buffers alive.
-                return damage.with_traceback(None)
+                return fault.with_traceback(None)
         return None
 
     async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:

@@ -16,8 +16,7 @@ from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle, wait_within
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
-from kvtier_sdk.codecs.float8 import Float8
-from kvtier_sdk.codecs.planes import Planes
+from kvtier_sdk.codecs.planes import Float8, Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
@@ -232,7 +231,10 @@ class TierLoop:
         elif not make.supports(dtype):
             fault = f"it is for {make.FLOATS}, and the chunks' dtype is {dtype}"
         if fault is None:
-            return make(dtype)
+            try:
+                return make(dtype)
+            except ConfigError as error:
+                raise ConfigError(f"tier {self.spec.name!r}: {error}") from None
         self._log.warning("option 'compress' has no effect: %s", fault)
         return None
 

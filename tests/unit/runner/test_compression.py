@@ -26,7 +26,7 @@ from kvtier_sdk import (
     TierSpec,
     Transfer,
 )
-from kvtier_sdk.codecs.float8 import Float8
+from kvtier_sdk.codecs.planes import Float8
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.jobs import Report
 
