@@ -39,7 +39,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels sanitize check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -106,12 +106,6 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
-# The page of a replay is looked at in a real browser.
-chromium:
-	@command -v chromium >/dev/null \
-		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } \
-		|| { echo "chromium is missing and could not be installed: as root, apt-get install chromium" >&2; exit 1; }
-
 # Alert rules are tested in a real Prometheus. The package is only unpacked: installed, it would start
 # a service.
 PROMETHEUS := .prometheus
@@ -129,7 +123,7 @@ mooncake:
 		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
 
 # Everything that a test starts.
-servers: redis-server memcached chromium prometheus mooncake azurite
+servers: redis-server memcached prometheus mooncake azurite
 
 # Azure's emulator. Its tests are skipped where there is no npm.
 azurite: .azurite/.setup

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.codecs.planes import Planes, coder
+from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import BackendError, ConfigError, TierContractError, TierError
@@ -169,7 +169,7 @@ class _Check:
             self._expect(tier.load(keys, [_READ], _REQUEST, whole=True))
         if pool.view(_READ) != pool.view(_WRITTEN):
             raise self._error(Operation.LOAD, "another chunk came back", Verdict.CORRUPT)
-        if coder is not None and not self._spec.tier_class.fixed_length:
+        if Planes.is_installed() and not self._spec.tier_class.fixed_length:
             self._outcome.compressing = self._try_compressing()
         if Capability.DELETE not in self._spec.tier_class.capabilities:
             self._outcome.remarks.append(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from kvtier_sdk.cli.replay import PoolSweep, ReplayReport
 from kvtier_sdk.cli.replay.charts import Chart, charts, percent, sources, ticks, waits
@@ -16,6 +14,10 @@ from kvtier_sdk.cli.replay.sessions import percentile
 from kvtier_sdk.cli.replay.view import sections, troubles
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes, format_seconds
+
+#: The edges of a chart's columns, and about the width of a letter, in the drawing's units.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 588, 10, 200
+_LETTER = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,41 +31,16 @@ class Played:
 
 
 def replay_page(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
-    drawn = charts(report, sweep)
-    # Escape "<", because "</script>" in a text would end the script that holds the data.
-    data = json.dumps([_data(chart) for chart in drawn]).replace("<", "\\u003c")
     words = {
         "TITLE": escape(f"kvtier replay: {played.workload}"),
-        "BODY": _body(report, sweep, played, drawn),
-        "CHARTS": data,
+        "BODY": _body(report, sweep, played),
     }
     page = (files("kvtier_sdk.cli.replay") / "page.html").read_text(encoding="utf-8")
     return re.sub("@([A-Z]+)@", lambda found: words[found[1]], page)
 
 
-def _data(chart: Chart) -> dict[str, Any]:
-    values = [of.values for of in chart.series]
-    heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
-    top, steps = ticks(chart.top or max(heights, default=0))
-    return {
-        "kind": chart.kind,
-        "title": chart.title,
-        "unit": chart.unit,
-        "heads": chart.heads,
-        "labels": chart.labels,
-        "top": top,
-        "ticks": [(step, chart.text(step).replace(".0%", "%")) for step in steps],
-        "series": [asdict(of) for of in chart.series],
-        "tips": [
-            [f"{of.name}: {chart.text(of.values[at])}" for of in chart.series]
-            for at in range(len(chart.heads))
-        ],
-        "marks": chart.marks,
-    }
-
-
-def _body(report: ReplayReport, sweep: PoolSweep, played: Played, drawn: Sequence[Chart]) -> str:
-    figures = "".join(_figure(chart, number) for number, chart in enumerate(drawn))
+def _body(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
+    figures = "".join(map(_figure, charts(report, sweep)))
     tables = "".join(
         f"<section><h2>{part.title}</h2><p>{escape(part.text)}</p>{_table(*part.rows)}"
         f"<p>{escape(part.note)}</p></section>"
@@ -150,19 +127,73 @@ def _origins(report: ReplayReport) -> str:
     )
 
 
-def _figure(chart: Chart, number: int) -> str:
+def _figure(chart: Chart) -> str:
     columns = [chart.unit, *(of.name for of in chart.series)]
     rows = [
         [head, *(chart.text(of.values[at]) for of in chart.series)]
         for at, head in enumerate(chart.heads)
     ]
     return (
-        f'<figure class="{chart.kind}"><h2>{escape(chart.title)}</h2>'
+        f"<figure><h2>{escape(chart.title)}</h2>"
         f"{_legend((of.color, of.name) for of in chart.series)}"
-        f'<div class="chart" data-chart="{number}"></div>'
+        f"{_drawing(chart)}"
         f"<figcaption>{escape(chart.note)}</figcaption>"
         f"<details><summary>As a table</summary>{_table(columns, *rows)}</details></figure>"
     )
+
+
+def _drawing(chart: Chart) -> str:
+    """Draw a chart. The pointer shows the values of a column."""
+    values = [of.values for of in chart.series]
+    heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
+    top, steps = ticks(chart.top or max(heights, default=0))
+    column = (_RIGHT - _LEFT) / max(1, len(chart.heads))
+
+    def x(at: float) -> float:
+        return _LEFT + at * column
+
+    def y(value: float) -> float:
+        return _BOTTOM - value / top * (_BOTTOM - _TOP)
+
+    drawn = []
+    for step in steps:
+        drawn.append(f'<path class="grid" d="M{_LEFT} {y(step):.1f}H{_RIGHT}"/>')
+        drawn.append(_text(_LEFT - 6, y(step) + 4, "end", chart.text(step).replace(".0%", "%")))
+    free = 0.0
+    for at, label in enumerate(chart.labels):
+        half = _LETTER / 2 * len(label)
+        if x(at + 0.5) - half >= free:
+            drawn.append(_text(x(at + 0.5), _BOTTOM + 16, "middle", label))
+            free = x(at + 0.5) + half + 16
+    drawn.append(_text(x(len(chart.heads) / 2), _BOTTOM + 36, "middle", chart.unit))
+    below = [0.0] * len(chart.heads)
+    for of in chart.series:
+        if chart.kind == "curve":
+            points = " ".join(f"{x(at + 0.5):.1f},{y(of):.1f}" for at, of in enumerate(of.values))
+            kind = ' class="dashed"' if of.dashed else ""
+            drawn.append(f'<polyline{kind} points="{points}" style="stroke:var(--{of.color})"/>')
+            continue
+        for at, value in enumerate(of.values):
+            if value:
+                place = f'x="{x(at):.1f}" y="{y(below[at] + value):.1f}" width="{0.9 * column:.1f}"'
+                size = f'height="{y(below[at]) - y(below[at] + value):.1f}"'
+                drawn.append(f'<rect {place} {size} style="fill:var(--{of.color})"/>')
+                below[at] += value
+    for row, (at, label) in enumerate(chart.marks):
+        drawn.append(f'<path class="mark" d="M{x(at + 0.5):.1f} {_TOP}V{_BOTTOM}"/>')
+        side, beside = ("end", -5) if 2 * at > len(chart.heads) else ("start", 5)
+        drawn.append(_text(x(at + 0.5) + beside, _BOTTOM - 8 - 16 * row, side, label))
+    for at, head in enumerate(chart.heads):
+        tip = [head, *(f"{of.name}: {chart.text(of.values[at])}" for of in chart.series)]
+        place = f'x="{x(at):.1f}" y="{_TOP}" width="{column:.1f}" height="{_BOTTOM - _TOP}"'
+        title = escape("\n".join(tip))
+        drawn.append(f'<rect class="tip" {place}><title>{title}</title></rect>')
+    box = f'viewBox="0 0 {_RIGHT + 12} {_BOTTOM + 40}"'
+    return f'<svg {box} role="img" aria-label="{escape(chart.title)}">{"".join(drawn)}</svg>'
+
+
+def _text(x: float, y: float, anchor: str, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _wait_table(report: ReplayReport) -> str:
