@@ -63,18 +63,17 @@ static size_t round_up(size_t size, size_t step)
     return (size + step - 1) / step * step;
 }
 
+/* The processors above are little-endian, as the format is. */
 static uint64_t read_number(const uint8_t *from, unsigned bytes)
 {
     uint64_t number = 0;
-    for (unsigned at = 0; at < bytes; at++)
-        number |= (uint64_t)from[at] << (8 * at);
+    memcpy(&number, from, bytes);
     return number;
 }
 
 static void write_number(uint8_t *to, unsigned bytes, uint64_t number)
 {
-    for (unsigned at = 0; at < bytes; at++)
-        to[at] = (uint8_t)(number >> (8 * at));
+    memcpy(to, &number, bytes);
 }
 
 /* Pack `width` bits of each value, from bit `shift` on, into a plane. Byte j of each 16 bytes of a

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out, wait_within
@@ -251,17 +252,19 @@ class ChildProcess:
         return TierUnavailableError(text).labelled(self._name, "open")
 
 
+@dataclass(eq=False)
 class _StderrLog:
     """A reader that copies a process's standard error to the tier's log, without waiting."""
 
-    def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self._pipe = pipe
-        self._log = log
-        self._secrets = secrets
-        self._rest = b""
+    _pipe: IO[bytes]
+    _log: TierLog
+    _secrets: Secrets
+    _rest: bytes = b""
+    _in_stack: bool = False
+
+    def __post_init__(self) -> None:
+        os.set_blocking(self._pipe.fileno(), False)
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._in_stack = False
 
     def fileno(self) -> int:
         return self._pipe.fileno()
