@@ -77,7 +77,6 @@ def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
     return [
         _hit_rates(report, *time, "request", _MOST_COLUMNS, history.hits, history.chunks),
         _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
-        _by_request(report),
         _waits(report),
         _what_if(report, sweep),
     ]
@@ -137,28 +136,6 @@ def _hit_rates(
         ],
         text=percent,
         top=1.0,
-    )
-
-
-def _by_request(report: ReplayReport) -> Chart:
-    history = report.history
-    every = -(-len(history.chunks) // _MOST_COLUMNS)
-    shown = range(0, len(history.chunks), every)
-    hits = [[of[at] for at in shown] for of in history.hits]
-    computed = [
-        history.chunks[at] - sum(of) for at, of in zip(shown, zip(*hits, strict=True), strict=True)
-    ]
-    named = zip(sources(report), (*hits, computed), strict=True)
-    which = "Every request." if every == 1 else f"One request of {every}."
-    return Chart(
-        kind="columns",
-        title="Where a request's chunks came from",
-        note=f"{which} A column is as high as its prompt is long.",
-        unit="request",
-        heads=[f"request {at + 1:,}" for at in shown],
-        labels=[f"{at + 1:,}" for at in shown],
-        series=[Series(of.name, of.color, values) for of, values in named],
-        text=_count,
     )
 
 

@@ -20,7 +20,6 @@ from kvtier_sdk.cli.replay import (
 )
 from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
-from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -34,8 +33,6 @@ from kvtier_sdk.registry import policy_names
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
-#: Number of tokens in a block of the published traces.
-_TRACE_TOKENS = 512
 #: 16-bit floats in 8 bits are the most that a tier compresses.
 _MOST_RATIO = 2
 
@@ -47,14 +44,6 @@ def replay_command(
             metavar="PATH",
             help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake; "
             "or a directory of them, as an engine records them with 'trace_dir'.",
-        ),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="chat",
-            help="Without --trace: the workload to generate ('chat').",
         ),
     ] = None,
     requests: Annotated[
@@ -125,14 +114,6 @@ def replay_command(
             help="Play although a tier's capacity would evict chunks that no replay has stored.",
         ),
     ] = False,
-    verify: Annotated[
-        bool | None,
-        typer.Option(
-            "--verify/--no-verify",
-            show_default="verify",
-            help="Check digests; switch this off for measurements and tests only.",
-        ),
-    ] = None,
     sweep: Annotated[
         bool,
         typer.Option(
@@ -159,17 +140,6 @@ def replay_command(
             "compress=always. For example --sweep --compression-ratio 1.48.",
         ),
     ] = 1.0,
-    told_error: Annotated[
-        float | None,
-        typer.Option(
-            "--told",
-            min=0,
-            metavar="ERROR",
-            help="For a trace with sessions: tell the policy when each session's next request "
-            "comes, wrong by a factor e^x, where x is normally distributed with this standard "
-            "deviation. --told 0 tells the truth.",
-        ),
-    ] = None,
     as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
@@ -181,15 +151,6 @@ def replay_command(
             "charts.",
         ),
     ] = None,
-    chunk_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default="512 with --trace",
-            help="Tokens of a chunk, for the page.",
-        ),
-    ] = None,
 ) -> None:
     """Play a workload through the tiers, without an engine but with real bytes.
 
@@ -197,13 +158,12 @@ def replay_command(
     The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
-    played = _workload(trace, workload, requests, seed)
+    played = _workload(trace, requests, seed)
     flags = {
         "slots": slots,
         "chunk_bytes": chunk_bytes,
         "policy": policy,
         "tiers": tier or None,
-        "verify": verify,
     }
     given = {name: value for name, value in flags.items() if value is not None}
     is_page = report_file is not None and report_file.name.endswith(".html")
@@ -224,8 +184,6 @@ def replay_command(
             raise ConfigError(
                 f"{flag} changes only a sweep: add --sweep, or --report with a file named .html"
             )
-    if told_error is not None:
-        played = told(played, told_error, seed or 0)
     if sweep:
         if concurrency > 1:
             raise ConfigError(
@@ -256,7 +214,6 @@ def replay_command(
         page = Played(
             workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
             concurrency=concurrency,
-            chunk_tokens=chunk_tokens or (None if trace is None else _TRACE_TOKENS),
             options=json.dumps(options.to_dict(), indent=2),
         )
         swept = _swept(played, options, compression_ratio, every_policy=every_policy)
@@ -290,16 +247,11 @@ def _swept(
     )
 
 
-def _workload(
-    trace: Path | None, name: str | None, requests: int | None, seed: int | None
-) -> list[ReplayRequest]:
+def _workload(trace: Path | None, requests: int | None, seed: int | None) -> list[ReplayRequest]:
     if trace is None:
-        if name not in (None, "chat"):
-            raise ConfigError(f"--workload {name!r}: only 'chat' can be generated")
         return chat_workload(requests or 500, seed or 0)
-    for flag, value in (("--workload", name), ("--seed", seed)):
-        if value is not None:
-            raise ConfigError(f"{flag} {value}: cannot be combined with --trace")
+    if seed is not None:
+        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
     return read_trace(trace)[:requests]
 
 

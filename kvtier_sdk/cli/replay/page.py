@@ -26,7 +26,6 @@ class Played:
 
     workload: str
     concurrency: int
-    chunk_tokens: int | None
     options: str
 
 
@@ -49,7 +48,7 @@ def _body(report: ReplayReport, sweep: PoolSweep, played: Played) -> str:
     return (
         f"<header><h1>Replay of {escape(played.workload)}</h1>"
         f'<p class="dim">{escape(_setup(report, sweep, played))}</p></header>'
-        f"{_complaints(report)}{_tiles(report, played)}{_origins(report)}"
+        f"{_complaints(report)}{_tiles(report)}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
         f"<section><h2>Waits</h2>{_wait_table(report)}</section>"
         "<section><details><summary>The configuration that was played</summary>"
@@ -76,17 +75,14 @@ def _complaints(report: ReplayReport) -> str:
     return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
 
 
-def _tiles(report: ReplayReport, played: Played) -> str:
+def _tiles(report: ReplayReport) -> str:
     host, *behind = report.tiers
-    saved = ("chunks not computed", f"{report.hit_chunks:,}", f"of {report.chunks:,}")
-    if played.chunk_tokens is not None:
-        tokens, whole = (
-            number * played.chunk_tokens for number in (report.hit_chunks, report.chunks)
-        )
-        saved = ("tokens not computed", f"{tokens:,}", f"of {whole:,}")
     tiles = [
-        ("hit rate", percent(report.hit_rate), f"{report.hit_chunks:,} chunks"),
-        saved,
+        (
+            "hit rate",
+            percent(report.hit_rate),
+            f"{report.hit_chunks:,} of {report.chunks:,}",
+        ),
         ("between device and host pool", *_moved([host])),
         ("between host pool and tiers", *_moved(behind)),
         (
