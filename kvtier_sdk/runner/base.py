@@ -10,20 +10,27 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.types import Region
 
 
-class PoolMemory(Protocol):
-    """The part of the host pool's interface that runners need."""
+class SlotMemory(Protocol):
+    """The part of the host pool's interface that every runner needs."""
 
     @property
     def chunk_bytes(self) -> int:
         """Length of a slot's payload, in bytes."""
 
     @property
-    def slots(self) -> int:
-        """Number of slots."""
-
-    @property
     def region(self) -> Region:
         """The memory of all slots with their padding, as mapped in this process."""
+
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
+        """Return a slot's payload, extended to a multiple of ``alignment``, a power of two."""
+
+
+class PoolMemory(SlotMemory, Protocol):
+    """The part of the host pool's interface that a runner with a separate process needs."""
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
 
     @property
     def layout(self) -> PoolLayout:
@@ -36,9 +43,6 @@ class PoolMemory(Protocol):
     @property
     def fd(self) -> int:
         """The shared memory's file descriptor, which stays open until the pool is closed."""
-
-    def padded_view(self, slot: int, alignment: int) -> memoryview:
-        """Return a slot's payload, extended to a multiple of ``alignment``, a power of two."""
 
 
 class TierRunner(Protocol):

@@ -24,7 +24,7 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.registry import load_codec
-from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
@@ -114,7 +114,7 @@ class TierLoop:
         spec: TierSpec,
         *,
         namespace: Namespace,
-        memory: PoolMemory,
+        memory: SlotMemory,
         clock: Clock,
         report: Callable[[Report], None],
         give_up: Callable[[], None] | None = None,

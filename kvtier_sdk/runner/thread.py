@@ -11,7 +11,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
     Job,
@@ -45,7 +45,7 @@ class ThreadRunner(LoopRunner):
         spec: TierSpec,
         *,
         namespace: Namespace,
-        pool: PoolMemory,
+        pool: SlotMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
         maintenance: bool = False,

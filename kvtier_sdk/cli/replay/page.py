@@ -175,10 +175,11 @@ def _drawing(chart: Chart) -> str:
                 size = f'height="{y(below[at]) - y(below[at] + value):.1f}"'
                 drawn.append(f'<rect {place} {size} style="fill:var(--{of.color})"/>')
                 below[at] += value
-    for row, (at, label) in enumerate(chart.marks):
-        drawn.append(f'<path class="mark" d="M{x(at + 0.5):.1f} {_TOP}V{_BOTTOM}"/>')
-        side, beside = ("end", -5) if 2 * at > len(chart.heads) else ("start", 5)
-        drawn.append(_text(x(at + 0.5) + beside, _BOTTOM - 8 - 16 * row, side, label))
+    for row, (where, label) in enumerate(chart.marks):
+        middle = x(where + 0.5)
+        drawn.append(f'<path class="mark" d="M{middle:.1f} {_TOP}V{_BOTTOM}"/>')
+        side, beside = ("end", -5) if 2 * where > len(chart.heads) else ("start", 5)
+        drawn.append(_text(middle + beside, _BOTTOM - 8 - 16 * row, side, label))
     for at, head in enumerate(chart.heads):
         tip = [head, *(f"{of.name}: {chart.text(of.values[at])}" for of in chart.series)]
         place = f'x="{x(at):.1f}" y="{_TOP}" width="{column:.1f}" height="{_BOTTOM - _TOP}"'
