@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -88,9 +89,9 @@ class CUDADevice(Device):
                 lane.add(copy)
         return copy
 
-    def _pieces(self, plan: JobPlan, lane: int) -> Sequence[_Piece]:
+    def _pieces(self, plan: JobPlan, lane: int) -> list[_Piece]:
         if self._gatherer is not None and self._gatherer.suits(plan):
-            return self._gatherer.pieces(plan, lane)
+            return [*self._gatherer.pieces(plan, lane)]
         parts = plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
         return [piece for part in parts for piece in part.in_pieces(PIECE_RUNS)]
 
@@ -215,27 +216,23 @@ class _Mark:
                 pause.wait(_PAUSE_S)
 
 
+@dataclass(eq=False)
 class _StreamCopy(Copy):
-    def __init__(
-        self,
-        device: CUDADevice,
-        copies: torch.cuda.Stream,
-        pieces: Sequence[_Piece],
-        operation: Operation,
-        after: torch.Event,
-    ) -> None:
-        self._device = device
-        self._copies = copies
-        self._operation = operation
-        self._pieces = list(reversed(pieces))
-        self._after = after
-        self._first = self._last = copies
-        if isinstance(pieces[0], StagedPiece):
-            self._first, self._last = pieces[0].ends(operation, copies)
-        self._began: torch.cuda.Event | None = None
-        self._ended: _Mark | None = None
-        self.all_queued = threading.Event()
-        self._error: str | None = None
+    _device: CUDADevice
+    _copies: torch.cuda.Stream
+    _pieces: list[_Piece]
+    _operation: Operation
+    _after: torch.Event
+    all_queued: threading.Event = field(default_factory=threading.Event)
+    _began: torch.cuda.Event | None = None
+    _ended: _Mark | None = None
+    _error: str | None = None
+
+    def __post_init__(self) -> None:
+        self._first = self._last = self._copies
+        if isinstance(self._pieces[0], StagedPiece):
+            self._first, self._last = self._pieces[0].ends(self._operation, self._copies)
+        self._pieces.reverse()
 
     def queue_piece(self) -> _Mark:
         """Queue a piece, and return its mark. A failure drops the remaining pieces."""

@@ -54,6 +54,7 @@ _LAST_LINES = 4
 _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
+@dataclass(eq=False)
 class ChildProcess:
     """The engine's handle to a tier's process.
 
@@ -62,26 +63,27 @@ class ChildProcess:
     which belongs to the event loop on which this object was created.
     """
 
-    def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
-        self._name = name
-        self._clock = clock
-        self._log = log
-        self._secrets = secrets
+    _name: str
+    _clock: Clock
+    _log: TierLog
+    _secrets: Secrets
+    is_open: bool = False
+    started_s: float = 0.0
+    _drained: asyncio.Future[bool] | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _stderr: _StderrLog | None = None
+    _reaper: threading.Thread | None = None
+    _killed_for: str | None = None
+    _unanswered: int = 0
+    _pinging: bool = False
+
+    def __post_init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         # Done when the process is gone; the result is the reason.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
-        self.is_open = False
-        self.started_s = 0.0
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
-        self._drained: asyncio.Future[bool] | None = None
         self._control, self._their_control = _socket_pair()
         self.data, self._their_data = _socket_pair()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stderr: _StderrLog | None = None
-        self._reaper: threading.Thread | None = None
-        self._killed_for: str | None = None
-        self._unanswered = 0
-        self._pinging = False
 
     @property
     def pid(self) -> int | None:
