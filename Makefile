@@ -148,7 +148,7 @@ test: setup servers
 	KVTIER_TEST_LOOP=uvloop $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore $(LAYERS)
 
 # Tutorial, examples, template, benchmarks and demo, in environments as their readers have them; alerts and
-# their page, the commands for operators, a replay's page in a browser, and an author's type check.
+# their page, the commands for operators, and an author's type check.
 test-reader: setup servers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m reader tests/integration
 
