@@ -39,7 +39,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached chromium prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels sanitize check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -80,7 +80,13 @@ help:
 	@echo "make demo-vllm                an engine, and a second one that finds what the first stored"
 	@echo "make format                   format the code"
 
-setup: $(VENV)/.setup
+# A wheel brings the coder of compressed chunks; in a clone tests and engines find it in its place.
+CODER := kvtier_sdk/codecs/_planes.abi3.so
+
+setup: $(VENV)/.setup $(CODER)
+
+$(CODER): kvtier_sdk/codecs/_planes.c
+	$(CC) -O3 -shared -fPIC -I$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))') $< -o $@
 
 # The Redis tier is tested on real servers.
 redis-server:
@@ -100,12 +106,6 @@ memcached:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq memcached; } \
 		|| { echo "memcached is missing and could not be installed: as root, apt-get install memcached" >&2; exit 1; }
 
-# The page of a replay is looked at in a real browser.
-chromium:
-	@command -v chromium >/dev/null \
-		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } \
-		|| { echo "chromium is missing and could not be installed: as root, apt-get install chromium" >&2; exit 1; }
-
 # Alert rules are tested in a real Prometheus. The package is only unpacked: installed, it would start
 # a service.
 PROMETHEUS := .prometheus
@@ -123,7 +123,7 @@ mooncake:
 		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
 
 # Everything that a test starts.
-servers: redis-server memcached chromium prometheus mooncake azurite
+servers: redis-server memcached prometheus mooncake azurite
 
 # Azure's emulator. Its tests are skipped where there is no npm.
 azurite: .azurite/.setup
@@ -148,7 +148,7 @@ test: setup servers
 	KVTIER_TEST_LOOP=uvloop $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore $(LAYERS)
 
 # Tutorial, examples, template, benchmarks and demo, in environments as their readers have them; alerts and
-# their page, the commands for operators, a replay's page in a browser, and an author's type check.
+# their page, the commands for operators, and an author's type check.
 test-reader: setup servers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m reader tests/integration
 
@@ -264,7 +264,7 @@ gpu-bundle: setup
 ENGINES := -n $(shell nproc) --maxprocesses 4 --dist worksteal
 VLLM_TESTS := $(VLLM_VENV)/bin/python -P -m pytest engines/vllm/tests/engine
 
-setup-vllm:
+setup-vllm: $(CODER)
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server memcached mooncake
@@ -277,7 +277,7 @@ test-vllm-compiled: setup-vllm compiled redis-server memcached mooncake
 	PYTHONPATH=build/compiled $(VLLM_TESTS) $(ENGINES) -m "not alone"
 	PYTHONPATH=build/compiled $(VLLM_TESTS) -m alone
 
-setup-lmcache:
+setup-lmcache: $(CODER)
 	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)
 
 test-lmcache: setup-lmcache redis-server memcached
@@ -287,7 +287,7 @@ test-lmcache: setup-lmcache redis-server memcached
 test-lmcache-own: setup-lmcache
 	PYTHONPATH=tests:engines/lmcache/tests/engine $(LMCACHE_VENV)/bin/python -m lmcache_own_tests $(SOURCES)
 
-setup-sglang:
+setup-sglang: $(CODER)
 	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)
 
 test-sglang: setup-sglang redis-server memcached

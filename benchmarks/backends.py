@@ -41,10 +41,9 @@ def main() -> None:
     bench.option("--keep", action="store_true", help=keep)
     full = "file: there is room for the chunks of one round, and each store removes another"
     bench.option("--full", action="store_true", help=full)
-    bench.option("--sealed", action="store_true", help="file: the tier with aes-gcm too")
     bench.option("--tls", action="store_true", help="s3: over https")
     options = bench.parse()
-    chosen = ("keep", "full", "sealed", "tls")
+    chosen = ("keep", "full", "tls")
     of_subject = {name: True for name in chosen if getattr(options, name)}
     for backend in options.backend:
         with open_subject(backend, options.root, **of_subject) as subject:

@@ -33,22 +33,13 @@ _Way = TypeVar("_Way")
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity of one measured program, measured once in each round.
+    """One quantity of one measured program, measured once in each round."""
 
-    Attributes:
-        group: subject of the measurement, such as a backend or a trace.
-        case: the operation, such as ``load 2 MiB``.
-        way: the measured program: kvtier, a peer or the limit.
-        quantity: name of the values.
-        unit: unit of the values; empty for shares and ratios.
-        values: one value per round, in the order of the rounds.
-    """
-
-    group: str
-    case: str
-    way: str
+    group: str  # such as a backend or a trace
+    case: str  # the operation, such as ``load 2 MiB``
+    way: str  # the measured program: kvtier, a peer or the limit
     quantity: str
-    unit: str
+    unit: str  # empty for shares and ratios
     values: Sequence[float]
 
     @property
@@ -78,25 +69,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run of a benchmark.
-
-    Attributes:
-        command: the command line.
-        date: day of the run.
-        commit: the measured commit, with a plus sign if the checkout had uncommitted changes.
-        seconds: duration of the run.
-        machine: a description of each part of the machine, by name.
-        series: the figures.
-        absent: for each program that could not be measured, the reason.
-    """
+    """The figures of one run of a benchmark."""
 
     command: str
     date: str
-    commit: str
+    commit: str  # with a plus sign if the checkout had uncommitted changes
     seconds: float
     machine: Mapping[str, str]
     series: Sequence[Series] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)  # why a program was not measured
 
 
 def is_rate(quantity: str) -> bool:

@@ -21,18 +21,7 @@ Sample = tuple[str, str, str, float]
 
 
 class Benchmark:
-    """The options of a benchmark, and its figures.
-
-    Args:
-        text: the program's docstring, for ``--help``.
-        rounds: default of ``--rounds``; 0 for a benchmark without that option.
-        root: default of ``--root``; if empty, the default is the directory for temporary files.
-
-    Attributes:
-        option: declares an option, as ``ArgumentParser.add_argument`` does.
-        options: the values, after :meth:`parse`.
-        absent: for each side that cannot be measured here, the reason.
-    """
+    """The options of a benchmark, and its figures; ``absent`` says why a side is not measured."""
 
     options: argparse.Namespace
 

@@ -20,7 +20,6 @@ from typing import Any
 from kvtier_sdk.errors import ConfigError
 
 _MOST_REQUEST_BYTES = 64 * 1024
-_MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _PROBE_S = 2.0
 
 _log = logging.getLogger("kvtier.admin")
@@ -105,20 +104,6 @@ class _Client(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         self.wfile.write(self.server.reply(self.rfile.readline(_MOST_REQUEST_BYTES)))
-
-
-def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send a request and return the answer. Raise :class:`OSError` if no answer comes."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(timeout_s)
-        client.connect(str(path))
-        client.sendall(json.dumps(request).encode() + b"\n")
-        with client.makefile("rb") as answers:
-            line = answers.readline(_MOST_ANSWER_BYTES)
-    if not line:
-        raise ConnectionResetError("the engine has closed the connection")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
 
 
 def _is_served(path: Path) -> bool:

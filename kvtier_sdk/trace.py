@@ -52,10 +52,7 @@ class TraceRecorder:
         self, directory: Path, *, file_bytes: int, files: int, chunk_bytes: int, clock: Clock
     ) -> None:
         self._directory = directory
-        self._chunk_bytes = chunk_bytes
-        self._file_bytes = file_bytes
-        self._files = files
-        self._clock = clock
+        self._chunk_bytes, self._file_bytes, self._files = chunk_bytes, file_bytes, files
         self._salt = os.urandom(_SALT_BYTES)
         self._started_s = clock.now_s()
         started = datetime.fromtimestamp(clock.wall_s(), UTC)

@@ -14,24 +14,14 @@ from performance.figures import Figures, median
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a benchmark.
-
-    Attributes:
-        name: name of the run within the section.
-        command: the benchmark's file and options; the trace's path, if any, replaces ``{trace}``.
-        quick: the command of a short run.
-        rounds: number of rounds without ``--rounds``; 0 for a benchmark without this option.
-        engine: the engine whose environment the run needs.
-        vllm: names of the ways that can be measured only in vLLM's environment.
-        needs_trace: true if nothing can be measured without a trace.
-    """
+    """One run of a benchmark."""
 
     name: str
-    command: str
-    quick: str
-    rounds: int = 0
-    engine: str = ""
-    vllm: Sequence[str] = ()
+    command: str  # the benchmark's file and options; the trace's path replaces ``{trace}``
+    quick: str  # the command of a short run
+    rounds: int = 0  # without ``--rounds``; 0 for a benchmark without this option
+    engine: str = ""  # the engine whose environment the run needs
+    vllm: Sequence[str] = ()  # ways that can be measured only in vLLM's environment
     needs_trace: bool = False
 
 

@@ -125,14 +125,11 @@ class FileSubject(Subject):
     # O_DIRECT needs aligned payloads, so the header is as long as the file tier's alignment.
     header_bytes = 4096
 
-    def __init__(
-        self, root: Path, *, keep: bool = False, full: bool = False, sealed: bool = False
-    ) -> None:
+    def __init__(self, root: Path, *, keep: bool = False, full: bool = False) -> None:
         super().__init__(root)
         self.url = f"file://{self.directory}/tier?capacity=2GiB"
         self._keep = keep
         self._full = full
-        self._sealed = sealed
 
     def clear(self) -> None:
         patterns = () if self._keep or self._full else ("client-*/*", "compiled-*/00/*")
@@ -165,11 +162,6 @@ class FileSubject(Subject):
             return kind(work, root, start=f"{number}.", stale=stale)
 
         made: dict[str, Callable[[int], Way]] = {"kvtier": engine}
-        if self._sealed:
-            keys = self.directory / "chunk.keys"
-            keys.touch(mode=0o600)
-            keys.write_text(os.urandom(32).hex())
-            made["kvtier, sealed"] = partial(engine, name="sealed", codec=f"aes-gcm:{keys}")
         if not self._full:
             made["kvtier, no digests"] = partial(engine, name="undigested", verify=False)
         if not self._full and batch_io is not None:

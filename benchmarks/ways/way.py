@@ -38,28 +38,19 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement, which each measured program stores and loads.
-
-    Attributes:
-        chunk_bytes: length of a payload.
-        header_bytes: length of the header before a payload.
-        chunks: number of chunks to move.
-        keys: number of different keys.
-        at_a_time: number of a client's connections or threads, or of concurrent calls to a tier.
-        slots: header and payload of each chunk, the payload in a slot of a host pool.
-        pool: the host pool.
-        regions: the memory of all headers and of the pool.
-        values: random bytes for each key: a header and a payload.
-    """
+    """The chunks of one measurement, which each measured program stores and loads."""
 
     chunk_bytes: int
     header_bytes: int
     chunks: int
     keys: int
+    # A client's connections or threads, or the concurrent calls to a tier.
     at_a_time: int
+    # Header and payload of each chunk, the payload in a slot of the pool.
     slots: list[list[memoryview]] = field(init=False, default_factory=list)
     pool: HostPool = field(init=False)
     regions: list[Region] = field(init=False, default_factory=list)
+    # Random bytes for each key.
     values: list[bytes] = field(init=False, default_factory=list)
 
     @property
@@ -219,19 +210,12 @@ class ClientWay(Way):
 
 
 class Subject(ABC):
-    """A running backend, and the programs that are measured with the backend.
+    """A running backend, and the programs that are measured with the backend."""
 
-    Attributes:
-        keys_bytes: total payload of all different keys; if ``None``, each chunk has its own key.
-        header_bytes: length of each chunk's header.
-        url: a tier of the backend, with room for 1 GiB.
-        directory: place for the backend's files.
-        opened: everything that :meth:`close` closes.
-    """
-
+    # Total payload of all different keys; if ``None``, each chunk has its own key.
     keys_bytes: ClassVar[int | None] = None
     header_bytes: ClassVar[int] = 64
-    url: str
+    url: str  # a tier of the backend, with room for 1 GiB
 
     def __init__(self, root: Path) -> None:
         self.opened = ExitStack()

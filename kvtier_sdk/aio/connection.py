@@ -429,16 +429,10 @@ async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | Non
 
 
 async def _connected(family: int, place: Any) -> socket.socket:
-    loop = asyncio.get_running_loop()
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        failure = sock.connect_ex(place)
-        if failure == errno.EINPROGRESS:
-            await _until(loop.add_writer, loop.remove_writer, sock.fileno())
-            failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if failure:
-            raise OSError(failure, os.strerror(failure))
+        await asyncio.get_running_loop().sock_connect(sock, place)
     except BaseException:
         sock.close()
         raise

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket as sockets
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.admin import ask
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.terminal import read_flag, say
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -17,6 +18,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
 
+_MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.2
 #: An engine that has made no step for this long is idle.
 _STEP_S = 1.0
@@ -40,6 +42,20 @@ _Session = Annotated[
 _Tenant = Annotated[
     str, typer.Option(metavar="NAME", help="The tenant that the request has named, if any.")
 ]
+
+
+def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
+    """Send a request and return the answer. Raise :class:`OSError` if no answer comes."""
+    with sockets.socket(sockets.AF_UNIX) as client:
+        client.settimeout(timeout_s)
+        client.connect(str(path))
+        client.sendall(json.dumps(request).encode() + b"\n")
+        with client.makefile("rb") as answers:
+            line = answers.readline(_MOST_ANSWER_BYTES)
+    if not line:
+        raise ConnectionResetError("the engine has closed the connection")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import BackendError, ConfigError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import open_pool
-from kvtier_sdk.opening.maintenance import BlockingTier
+from kvtier_sdk.opening.tiers import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner.compression_gate import CoderTrials, Outlook
+from kvtier_sdk.runner.compression import CoderTrials, Outlook
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
 from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 
@@ -169,7 +169,7 @@ class _Check:
             self._expect(tier.load(keys, [_READ], _REQUEST, whole=True))
         if pool.view(_READ) != pool.view(_WRITTEN):
             raise self._error(Operation.LOAD, "another chunk came back", Verdict.CORRUPT)
-        if not self._spec.tier_class.fixed_length:
+        if Planes.is_installed() and not self._spec.tier_class.fixed_length:
             self._outcome.compressing = self._try_compressing()
         if Capability.DELETE not in self._spec.tier_class.capabilities:
             self._outcome.remarks.append(

@@ -1,7 +1,6 @@
 /* Codes and decodes payloads of floats, without the interpreter lock.
  *
- * planes.py and float8.py describe the formats, and NumPy versions give the same bytes. _planes.pyi
- * describes the functions' arguments and results.
+ * planes.py describes the formats, _planes.pyi the functions' arguments and results.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later versions */
@@ -19,12 +18,11 @@
 #include <arm_neon.h>
 #define VECTORS
 #else
-#error "this processor needs the NumPy version"
+#error "compression is for x86-64 and ARM"
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* The same values as in numpy_planes.py. */
 #define BLOCK 16384
 #define UNIT 128
 #define LAYERS 4
@@ -65,18 +63,17 @@ static size_t round_up(size_t size, size_t step)
     return (size + step - 1) / step * step;
 }
 
+/* The processors above are little-endian, as the format is. */
 static uint64_t read_number(const uint8_t *from, unsigned bytes)
 {
     uint64_t number = 0;
-    for (unsigned at = 0; at < bytes; at++)
-        number |= (uint64_t)from[at] << (8 * at);
+    memcpy(&number, from, bytes);
     return number;
 }
 
 static void write_number(uint8_t *to, unsigned bytes, uint64_t number)
 {
-    for (unsigned at = 0; at < bytes; at++)
-        to[at] = (uint8_t)(number >> (8 * at));
+    memcpy(to, &number, bytes);
 }
 
 /* Pack `width` bits of each value, from bit `shift` on, into a plane. Byte j of each 16 bytes of a

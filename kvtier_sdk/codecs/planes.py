@@ -31,21 +31,37 @@ and so on, from its lowest bits to its highest.
 All lengths follow from the payload's length and the heads, so a layer has no length of its own. The
 table is at the end so that no block begins after its place in the payload: a payload is decoded in
 place, from the last block to the first.
+
+A rounded block (:class:`Float8`) has 129 bytes for each unit instead::
+
+    1    scale: the exponent of the binade that becomes 256 to 512, with the bias of float32
+    128  float8_e4m3fn
+
+A scale is a power of two by which the unit's largest element becomes 256 to 448. It only shifts
+exponents, so each element is rounded once (to nearest, ties to even), zeros keep their sign, and
+what was rounded comes through again unchanged. A block with a NaN or an infinity stays as it is.
+
+The scale is at least 19 for bfloat16, so a unit's elements below 2**-125 become 0 or 2**-125. It
+is at least 120 for float16, and then the smallest number in 8 bits is float16's own. In the largest
+binades, 254 and 142, an element beyond 448 becomes 448.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from kvtier_sdk.codecs import numpy_planes
-from kvtier_sdk.errors import CorruptChunkError
+from kvtier_sdk.errors import ChunkError, ConfigError, CorruptChunkError
 
 try:
     from kvtier_sdk.codecs import _planes as coder
 except ImportError:
-    coder = numpy_planes  # type: ignore[misc]
+    coder = None  # type: ignore[assignment]
 
 _MOST_KIND = 5
+_NO_CODER = (
+    "this installation of kvtier-sdk lacks the compiled coder; install this release's wheel for "
+    "x86-64 with AVX2 or for ARM, or make one with 'make wheels'"
+)
 
 
 class Planes:
@@ -70,11 +86,17 @@ class Planes:
     def __init__(self, dtype: str) -> None:
         if not self.supports(dtype):
             raise ValueError(f"cannot code elements of {dtype!r}")
+        if coder is None:
+            raise ConfigError(f"option 'compress' cannot be used: {_NO_CODER}")
         self._kind = self.KINDS[dtype.removeprefix("torch.")]
 
     @classmethod
     def supports(cls, dtype: str) -> bool:
         return dtype.removeprefix("torch.") in cls.KINDS
+
+    @staticmethod
+    def is_installed() -> bool:
+        return coder is not None
 
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
         """Write the coded payload to the beginning of ``stored``, and return its length."""
@@ -84,8 +106,18 @@ class Planes:
 
     @staticmethod
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
-        """Decode in place, whatever the kind. After a CorruptChunkError it may hold anything."""
+        """Decode in place, whatever the kind. After a ChunkError it may hold anything."""
+        if coder is None:
+            # The chunk is not damaged, so an engine that cannot read it does not delete it.
+            raise ChunkError(f"the chunk is compressed, and {_NO_CODER}")
         kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")
         fits = 16 <= stored_bytes <= payload_bytes and kind <= _MOST_KIND
         if not fits or not coder.decode(kind, memory, stored_bytes, payload_bytes):
             raise CorruptChunkError("the compressed payload is damaged")
+
+
+class Float8(Planes):
+    """A coder of payloads that loses bits: elements become float8_e4m3fn."""
+
+    FLOATS: ClassVar[str] = "bfloat16 and float16"
+    KINDS: ClassVar[dict[str, int]] = {"bfloat16": 4, "float16": 5}

@@ -1,15 +1,18 @@
-"""Opens managers and single tiers from a configuration."""
+"""Opens managers and single tiers from a configuration, for engines and for tools that wait."""
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.errors import ConfigError, TierUnavailableError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.pools import check_chunk
 from kvtier_sdk.operator.services import OperatorServices
@@ -17,9 +20,13 @@ from kvtier_sdk.operator.start_log import log_start
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.runner.jobs import Job, JobResult
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
+
+#: The longest pause of a tool between polls. Only a poll can end an overdue job.
+_LOOK_S = 1.0
 
 
 @contextmanager
@@ -150,7 +157,7 @@ def open_tier(
             "its other tiers too; set the fact compress to 'fp8' in option 'namespace' of all of "
             "them, or choose kvtier's own manager"
         )
-    client = make_client(
+    client = _make_client(
         spec if verify else replace(spec, verify=False),
         pool,
         namespace,
@@ -174,7 +181,7 @@ def _share(budget: int | float, pool: PoolMemory) -> float:
     return min(budget, 0.5)
 
 
-def make_client(
+def _make_client(
     spec: TierSpec,
     pool: PoolMemory,
     namespace: Namespace,
@@ -185,9 +192,46 @@ def make_client(
     events: bool = False,
     engine: str | None = None,
 ) -> TierClient:
-    """Make a client. The caller must open and close the client."""
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)
     chunk_bytes = pool.chunk_bytes
     return TierClient(spec, runner, listener, clock=clock, chunk_bytes=chunk_bytes, events=events)
+
+
+@dataclass(eq=False)
+class BlockingTier:
+    """A tier for a caller that waits for each job."""
+
+    client: TierClient
+    _reported: threading.Event
+    _clock: Clock
+
+    @classmethod
+    def make(
+        cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
+    ) -> BlockingTier:
+        """Make a tier whose client is not open yet."""
+        reported = threading.Event()
+        listener = TierListener()
+        client = _make_client(spec, pool, namespace, listener, clock=clock, notify=reported.set)
+        return cls(client, reported, clock)
+
+    def result_of(self, job: Job | None) -> JobResult:
+        """Wait for a job and return its result; the wait ends shortly after the job's deadline."""
+        # The queue was empty, so ``None`` means a refusal, usually because the breaker is open.
+        if job is None:
+            raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
+        self.client.flush()
+        self.wait(lambda: job.result is not None)
+        return cast(JobResult, job.result)
+
+    def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
+        """Poll for reports until the condition holds or the time is up."""
+        end_s = self._clock.now_s() + within_s
+        self.client.poll()
+        while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:
+            self._reported.wait(min(left_s, _LOOK_S))
+            # Clear the event first, because a report during the poll must end the next wait.
+            self._reported.clear()
+            self.client.poll()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ class NonsenseError(Exception):
     """A tier returned an invalid answer."""
 
 
+@dataclass(eq=False)
 class TierCaller:
     """A wrapper of a tier. Each call returns valid results or raises :class:`TierError`.
 
@@ -40,17 +41,16 @@ class TierCaller:
     If the store refuses a secret and the secret's file has changed, the call is repeated once.
     """
 
-    def __init__(
-        self, make_tier: Callable[[], SecondaryTierManager], secrets: Secrets, log: TierLog
-    ) -> None:
-        self._make_tier = make_tier
-        self._secrets = secrets
-        self._log = log
+    _make_tier: Callable[[], SecondaryTierManager]
+    _secrets: Secrets
+    _log: TierLog
+    quarantine: TierContractError | None = None
+    _is_used: bool = False
+    # The number of times that a secret has changed.
+    _version: int = 0
+
+    def __post_init__(self) -> None:
         self.tier = self._new_tier()
-        self.quarantine: TierContractError | None = None
-        self._is_used = False
-        # The number of times that a secret has changed.
-        self._version = 0
 
     @property
     def can_delete(self) -> bool:

@@ -105,7 +105,7 @@ class ChunkMover:
             if errors[index] is None:
                 moved.count(transfers[index], self._context)
         for error in errors.values():
-            if isinstance(error, CorruptChunkError):
+            if error is not None:
                 error.labelled(self._context.name, Operation.LOAD.value)
         self._trust(
             transfers[index]

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kvtier_sdk.aio.clock import wait_within
 from kvtier_sdk.chunk_header import ChunkHeader
@@ -33,6 +34,7 @@ _PROBER = RequestContext("kvtier probe")
 _HANG_S = 60.0
 
 
+@dataclass(eq=False)
 class DirectionHealth:
     """The health of a tier in one direction. After failures, probes run until the tier recovers.
 
@@ -40,40 +42,29 @@ class DirectionHealth:
     quarantine is neither called nor probed.
     """
 
-    def __init__(
-        self,
-        direction: Direction,
-        call: TierCaller,
-        header: ChunkHeader,
-        memory: memoryview,
-        options: RunnerOptions,
-        *,
-        rng: random.Random,
-        report: Callable[[BreakerMoved], None],
-        refuse_queued: Callable[[Direction], None],
-        is_blocked: Callable[[Direction, float], bool],
-        give_up: Callable[[], None] | None,
-        log: TierLog,
-    ) -> None:
-        self._direction = direction
-        self._call = call
-        self._clock = call.tier.context.clock
-        self._header = header
-        # All probes use this buffer, because only one probe runs at a time.
-        self._memory = memory
-        self._report = report
-        self._refuse_queued = refuse_queued
-        self._is_blocked = is_blocked
-        self._give_up = give_up
-        self._log = log
-        self._breaker = Breaker(options, rng)
-        self._lookup_deadline_s = options.lookup_deadline_s
-        is_read = direction is Direction.READ
+    _direction: Direction
+    _call: TierCaller
+    _header: ChunkHeader
+    # All probes use this buffer, because only one probe runs at a time.
+    _memory: memoryview
+    _options: RunnerOptions
+    _rng: random.Random
+    _report: Callable[[BreakerMoved], None]
+    _refuse_queued: Callable[[Direction], None]
+    _is_blocked: Callable[[Direction, float], bool]
+    _give_up: Callable[[], None] | None
+    _log: TierLog
+    _prober: asyncio.Task[None] | None = None
+    _attempt: asyncio.Task[bool] | None = None
+    # The time for which hanging calls have prevented probes.
+    _hindered_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._clock = self._call.tier.context.clock
+        self._breaker = Breaker(self._options, self._rng)
+        is_read = self._direction is Direction.READ
+        options = self._options
         self._deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
-        self._prober: asyncio.Task[None] | None = None
-        self._attempt: asyncio.Task[bool] | None = None
-        # The time for which hanging calls have prevented probes.
-        self._hindered_s = 0.0
 
     @property
     def admits(self) -> bool:
@@ -178,8 +169,9 @@ class DirectionHealth:
         await self._call.lookup([CANARY_KEY], _PROBER)
         # The first lookup may need to reconnect, so it may exceed the lookup deadline. If it does,
         # a second lookup uses the open connection, and must meet the deadline.
-        if self._clock.now_s() - asked_s > self._lookup_deadline_s:
-            async with self._clock.timeout(self._lookup_deadline_s):
+        deadline_s = self._options.lookup_deadline_s
+        if self._clock.now_s() - asked_s > deadline_s:
+            async with self._clock.timeout(deadline_s):
                 await self._call.lookup([CANARY_KEY], _PROBER)
 
     async def _move(self, operation: Operation) -> None:

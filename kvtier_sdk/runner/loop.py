@@ -16,8 +16,7 @@ from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle, wait_within
 from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
-from kvtier_sdk.codecs.float8 import Float8
-from kvtier_sdk.codecs.planes import Planes
+from kvtier_sdk.codecs.planes import Float8, Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
@@ -30,8 +29,7 @@ from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import ChunkCompressor, Moved
-from kvtier_sdk.runner.compression_gate import CoderTrials, CompressionGate
+from kvtier_sdk.runner.compression import ChunkCompressor, CoderTrials, CompressionGate, Moved
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
@@ -191,18 +189,16 @@ class TierLoop:
                 header,
                 buffer,
                 options,
-                rng=self._rng,
-                report=report,
-                refuse_queued=self._refuse_queued,
-                is_blocked=self._is_blocked,
-                give_up=give_up,
-                log=self._log,
+                self._rng,
+                report,
+                self._refuse_queued,
+                self._is_blocked,
+                give_up,
+                self._log,
             )
             for direction, buffer in zip(Direction, probes.take(len(Direction)), strict=True)
         }
-        self._opening = TierOpening(
-            self._open_tier, spec, clock=clock, rng=self._rng, report=report, log=self._log
-        )
+        self._opening = TierOpening(self._open_tier, spec, clock, self._rng, report, self._log)
         self._queues: dict[Operation, deque[tuple[_Run, _Batch]]] = {
             operation: deque() for operation in _MOVES
         }
@@ -232,7 +228,10 @@ class TierLoop:
         elif not make.supports(dtype):
             fault = f"it is for {make.FLOATS}, and the chunks' dtype is {dtype}"
         if fault is None:
-            return make(dtype)
+            try:
+                return make(dtype)
+            except ConfigError as error:
+                raise ConfigError(f"tier {self.spec.name!r}: {error}") from None
         self._log.warning("option 'compress' has no effect: %s", fault)
         return None
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from kvtier_sdk.aio.clock import Clock, wait_within
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -16,6 +17,7 @@ from kvtier_sdk.runner.jobs import OpeningEnded
 from kvtier_sdk.runner.log import TierLog
 
 
+@dataclass(eq=False)
 class TierOpening:
     """The opening of a tier, with retries in the background if the first attempt fails.
 
@@ -24,26 +26,19 @@ class TierOpening:
     succeeds late, the tier is open.
     """
 
-    def __init__(
-        self,
-        open_tier: Callable[[], Awaitable[None]],
-        spec: TierSpec,
-        *,
-        clock: Clock,
-        rng: random.Random,
-        report: Callable[[OpeningEnded], None],
-        log: TierLog,
-    ) -> None:
-        self.is_open = False
-        self._open_tier = open_tier
-        self._options = options = spec.runner
-        self._engine_waits = spec.engine_waits
-        self._clock = clock
-        self._report = report
-        self._log = log
-        self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
-        self._attempt: asyncio.Task[Exception | None] | None = None
-        self._retrying: asyncio.Task[None] | None = None
+    _open_tier: Callable[[], Awaitable[None]]
+    _spec: TierSpec
+    _clock: Clock
+    _rng: random.Random
+    _report: Callable[[OpeningEnded], None]
+    _log: TierLog
+    is_open: bool = False
+    _attempt: asyncio.Task[Exception | None] | None = None
+    _retrying: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._options = options = self._spec.runner
+        self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, self._rng)
 
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
@@ -54,7 +49,7 @@ class TierOpening:
         error = await self._try()
         if error is None:
             return True
-        engine_waits = self._engine_waits and self._clock.now_s() <= end_s
+        engine_waits = self._spec.engine_waits and self._clock.now_s() <= end_s
         if self._options.required or (engine_waits and not may_pass(error)):
             raise error
         self._note(error)

@@ -7,7 +7,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -88,9 +89,9 @@ class CUDADevice(Device):
                 lane.add(copy)
         return copy
 
-    def _pieces(self, plan: JobPlan, lane: int) -> Sequence[_Piece]:
+    def _pieces(self, plan: JobPlan, lane: int) -> list[_Piece]:
         if self._gatherer is not None and self._gatherer.suits(plan):
-            return self._gatherer.pieces(plan, lane)
+            return [*self._gatherer.pieces(plan, lane)]
         parts = plan.runs().split(-(-plan.size_bytes // PIECE_BYTES))
         return [piece for part in parts for piece in part.in_pieces(PIECE_RUNS)]
 
@@ -141,7 +142,7 @@ class _Lane:
         self._lock = threading.Lock()
         #: Copies that still have pieces to queue, oldest first.
         self._waiting: deque[_StreamCopy] = deque()
-        self._in_flight: deque[_Queued] = deque()
+        self._in_flight: deque[_Mark] = deque()
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
@@ -155,16 +156,16 @@ class _Lane:
 
     def _queue(self) -> None:
         """Queue the pieces that fit in the window. The caller must hold the lock."""
-        while self._in_flight and self._in_flight[0].mark.is_reached():
+        while self._in_flight and self._in_flight[0].is_reached():
             self._in_flight.popleft()
-        room_bytes = WINDOW_BYTES - sum(queued.size_bytes for queued in self._in_flight)
-        room_runs = WINDOW_RUNS - sum(queued.runs for queued in self._in_flight)
+        room_bytes = WINDOW_BYTES - sum(mark.size_bytes for mark in self._in_flight)
+        room_runs = WINDOW_RUNS - sum(mark.runs for mark in self._in_flight)
         while self._waiting and room_bytes > 0 and room_runs > 0:
             copy = self._waiting[0]
-            queued = copy.queue_piece()
-            self._in_flight.append(queued)
-            room_bytes -= queued.size_bytes
-            room_runs -= queued.runs
+            mark = copy.queue_piece()
+            self._in_flight.append(mark)
+            room_bytes -= mark.size_bytes
+            room_runs -= mark.runs
             if copy.all_queued.is_set():
                 self._waiting.popleft()
 
@@ -177,7 +178,7 @@ class _Lane:
                         self._feeding = False
                         return
                     oldest = self._in_flight[0]
-                oldest.mark.wait()
+                oldest.wait()
 
 
 class _Mark:
@@ -187,9 +188,10 @@ class _Mark:
     running. If the context was lost before the stream reached the mark, ``error`` says why.
     """
 
-    def __init__(self, device: CUDADevice) -> None:
+    def __init__(self, device: CUDADevice, piece: _Piece) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
         self.error: str | None = None
+        self.size_bytes, self.runs = piece.size_bytes, piece.runs
         self._device = device
 
     def is_reached(self) -> bool:
@@ -214,40 +216,28 @@ class _Mark:
                 pause.wait(_PAUSE_S)
 
 
-class _Queued(NamedTuple):
-    """A piece that is queued on a stream, and the mark after it."""
-
-    mark: _Mark
-    size_bytes: int
-    runs: int
-
-
+@dataclass(eq=False)
 class _StreamCopy(Copy):
-    def __init__(
-        self,
-        device: CUDADevice,
-        copies: torch.cuda.Stream,
-        pieces: Sequence[_Piece],
-        operation: Operation,
-        after: torch.Event,
-    ) -> None:
-        self._device = device
-        self._copies = copies
-        self._operation = operation
-        self._pieces = list(reversed(pieces))
-        self._after = after
-        self._first = self._last = copies
-        if isinstance(pieces[0], StagedPiece):
-            self._first, self._last = pieces[0].ends(operation, copies)
-        self._began: torch.cuda.Event | None = None
-        self._ended: _Mark | None = None
-        self.all_queued = threading.Event()
-        self._error: str | None = None
+    _device: CUDADevice
+    _copies: torch.cuda.Stream
+    _pieces: list[_Piece]
+    _operation: Operation
+    _after: torch.Event
+    all_queued: threading.Event = field(default_factory=threading.Event)
+    _began: torch.cuda.Event | None = None
+    _ended: _Mark | None = None
+    _error: str | None = None
 
-    def queue_piece(self) -> _Queued:
-        """Queue a piece. A failure drops the remaining pieces."""
+    def __post_init__(self) -> None:
+        self._first = self._last = self._copies
+        if isinstance(self._pieces[0], StagedPiece):
+            self._first, self._last = self._pieces[0].ends(self._operation, self._copies)
+        self._pieces.reverse()
+
+    def queue_piece(self) -> _Mark:
+        """Queue a piece, and return its mark. A failure drops the remaining pieces."""
         piece = self._pieces.pop()
-        mark = _Mark(self._device)
+        mark = _Mark(self._device, piece)
         try:
             if self._began is None:
                 self._first.wait_event(self._after)
@@ -269,7 +259,7 @@ class _StreamCopy(Copy):
         self._ended = mark
         if not self._pieces:
             self.all_queued.set()
-        return _Queued(mark, piece.size_bytes, piece.runs)
+        return mark
 
     def done(self) -> bool:
         return self.all_queued.is_set() and self._ended is not None and self._ended.is_reached()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import weakref
@@ -22,11 +21,6 @@ from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layo
 from kvtier_sdk.worker.planning import Int64s, JobPlan, share_of
 
 _log = logging.getLogger("kvtier.worker")
-
-#: At exit, the process waits at most this long for each worker dropped without ``shutdown``.
-_EXIT_WAIT_S = 5.0
-#: The threads that shut down dropped workers.
-_ends: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -305,14 +299,10 @@ class OffloadWorker:
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """Close the device in a new thread. A copying thread may run this, and cannot join itself."""
-    # Log here, because the new thread may still run when the interpreter exits, and must not hold
-    # a lock of the log at that time.
     _log.warning("an offload worker was dropped without a call of shutdown()")
-    end = threading.Thread(
-        target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
-    )
-    _ends.add(end)
-    end.start()
+    # This is no daemon thread, because a thread that frees a tensor while the interpreter exits
+    # aborts the process.
+    threading.Thread(target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker").start()
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
@@ -321,14 +311,6 @@ def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
         if job.copy is not None:
             job.copy.wait()
     device.close()
-
-
-@atexit.register
-def _wait_for_ends() -> None:
-    # Wait, because a thread that frees a tensor while the interpreter exits aborts the process.
-    # Limit the wait, because a thread that waits for a stuck stream never ends.
-    for end in list(_ends):
-        end.join(_EXIT_WAIT_S)
 
 
 def _open_device(groups: Sequence[KVGroup], clock: Clock) -> Device:

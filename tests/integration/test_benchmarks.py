@@ -28,7 +28,6 @@ def bench(program: str, *arguments: str) -> str:
         ("file_tier.py --rounds 1 --total 4MiB --processes 1 2", "plain, 2"),
         ("backends.py --rounds 1 --total 4MiB --kib 256", "redis-benchmark"),
         ("backends.py --backend file --rounds 1 --total 4MiB --kib 256 --full", "preadv/pwritev"),
-        ("backends.py --backend file --sealed --rounds 1 --total 4MiB --kib 256", "kvtier, sealed"),
         ("interference.py --rounds 1 --seconds 0.2 --mbps 20 --tier redis", "apart"),
         ("compressed_loads.py --rounds 1 --chunks 4 --kib 256 --backend redis", "never"),
         ("policies.py --requests 40", "optimum"),

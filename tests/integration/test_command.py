@@ -73,7 +73,6 @@ def test_an_unexpected_error_is_a_line_without_secrets(asked: dict[str, str]) ->
     "arguments",
     [
         ["redis://u:hunter2@h"],
-        ["--workload", "redis://u:hunter2@h"],
         ["--requests", "redis://u:hunter2@h"],
         ["--policy", "redis://u:hunter2@h"],
         ["--report", "redis://u:hunter2@h/0"],

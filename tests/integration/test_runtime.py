@@ -28,8 +28,8 @@ from kvtier_sdk import (
     SystemClock,
     TieringConfig,
 )
-from kvtier_sdk.admin import ask
 from kvtier_sdk.cli.app import app
+from kvtier_sdk.cli.engine import ask
 from kvtier_sdk.cli.replay import ReplayReport, chat_workload, read_trace, replay
 from kvtier_sdk.engine import OperatorServices, TieringManager, open_manager, open_pool
 

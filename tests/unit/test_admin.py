@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from kvtier_sdk import ConfigError, admin
-from kvtier_sdk.admin import AdminSocket, ask
+from kvtier_sdk.admin import AdminSocket
+from kvtier_sdk.cli.engine import ask
 
 
 def echo(request: Mapping[str, Any]) -> dict[str, Any]:

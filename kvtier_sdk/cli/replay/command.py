@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +17,7 @@ from kvtier_sdk.cli.replay import (
     replay,
     sweep_pool,
 )
-from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
-from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -34,8 +31,6 @@ from kvtier_sdk.registry import policy_names
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
-#: Number of tokens in a block of the published traces.
-_TRACE_TOKENS = 512
 #: 16-bit floats in 8 bits are the most that a tier compresses.
 _MOST_RATIO = 2
 
@@ -47,14 +42,6 @@ def replay_command(
             metavar="PATH",
             help="Play a block-hash trace: JSON lines with 'hash_ids', as published with Mooncake; "
             "or a directory of them, as an engine records them with 'trace_dir'.",
-        ),
-    ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="chat",
-            help="Without --trace: the workload to generate ('chat').",
         ),
     ] = None,
     requests: Annotated[
@@ -125,14 +112,6 @@ def replay_command(
             help="Play although a tier's capacity would evict chunks that no replay has stored.",
         ),
     ] = False,
-    verify: Annotated[
-        bool | None,
-        typer.Option(
-            "--verify/--no-verify",
-            show_default="verify",
-            help="Check digests; switch this off for measurements and tests only.",
-        ),
-    ] = None,
     sweep: Annotated[
         bool,
         typer.Option(
@@ -146,30 +125,18 @@ def replay_command(
         bool,
         typer.Option(
             "--every-policy",
-            help="For --sweep, and for the page's curve: the hit rate of host pools with each "
-            "installed policy, beside that of --policy.",
+            help="For --sweep: the hit rate of host pools with each installed policy too.",
         ),
     ] = False,
     compression_ratio: Annotated[
         float,
         typer.Option(
             metavar="RATIO",
-            help="For --sweep, and for the page's curve: a tier holds this many times as many "
-            "chunks as without compression. 'kvtier tier du' shows the ratio of a tier with "
-            "compress=always. For example --sweep --compression-ratio 1.48.",
+            help="For --sweep: a tier holds this many times as many chunks as without "
+            "compression. 'kvtier tier du' shows the ratio of a tier with compress=always. For "
+            "example --sweep --compression-ratio 1.48.",
         ),
     ] = 1.0,
-    told_error: Annotated[
-        float | None,
-        typer.Option(
-            "--told",
-            min=0,
-            metavar="ERROR",
-            help="For a trace with sessions: tell the policy when each session's next request "
-            "comes, wrong by a factor e^x, where x is normally distributed with this standard "
-            "deviation. --told 0 tells the truth.",
-        ),
-    ] = None,
     as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
@@ -177,17 +144,7 @@ def replay_command(
             "--report",
             metavar="FILE",
             lazy=False,
-            help="Write the JSON object into this file too; into a file named .html, a page with "
-            "charts.",
-        ),
-    ] = None,
-    chunk_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default="512 with --trace",
-            help="Tokens of a chunk, for the page.",
+            help="Write the JSON object into this file too, with each request's hits and wait.",
         ),
     ] = None,
 ) -> None:
@@ -197,16 +154,14 @@ def replay_command(
     The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
-    played = _workload(trace, workload, requests, seed)
+    played = _workload(trace, requests, seed)
     flags = {
         "slots": slots,
         "chunk_bytes": chunk_bytes,
         "policy": policy,
         "tiers": tier or None,
-        "verify": verify,
     }
     given = {name: value for name, value in flags.items() if value is not None}
-    is_page = report_file is not None and report_file.name.endswith(".html")
     options = _configuration(config, given, {**_DEFAULTS, "chunk_bytes": _chunk_bytes(played)})
     if recompute is not None:
         computed_s = read_flag("--recompute", parse_seconds, recompute)
@@ -220,25 +175,20 @@ def replay_command(
         raise ConfigError(f"--compression-ratio {compression_ratio:g} should be 1 to {_MOST_RATIO}")
     of_sweeps = {f"--compression-ratio {compression_ratio:g}": compression_ratio != 1}
     for flag, is_given in (of_sweeps | {"--every-policy": every_policy}).items():
-        if is_given and not (sweep or is_page):
-            raise ConfigError(
-                f"{flag} changes only a sweep: add --sweep, or --report with a file named .html"
-            )
-    if told_error is not None:
-        played = told(played, told_error, seed or 0)
+        if is_given and not sweep:
+            raise ConfigError(f"{flag} changes only a sweep: add --sweep")
     if sweep:
         if concurrency > 1:
             raise ConfigError(
                 f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
             )
-        if report_file is not None and is_page:
-            raise ConfigError(
-                f"--report {report_file.name}: a page is of a replay, and has the sweep's curve "
-                "too; leave out --sweep"
-            )
         swept = _swept(played, options, compression_ratio, every_policy=every_policy)
-        _write(swept.as_json(options.chunk_bytes), report_file, as_json=as_json)
-        if not as_json:
+        figures = swept.as_json(options.chunk_bytes)
+        if report_file is not None:
+            print(json.dumps(figures), file=report_file)
+        if as_json:
+            print(json.dumps(figures))
+        else:
             print_sweep(swept, options.chunk_bytes)
         return
     with progress("replay", len(played)) as advance:
@@ -249,26 +199,15 @@ def replay_command(
             evict_others=evict_others,
             on_progress=lambda _: advance(1),
         )
-    _write(report.as_json(), None if is_page else report_file, as_json=as_json)
-    if not as_json:
+    if report_file is not None:
+        history = report.history.as_json([tier.name for tier in report.tiers])
+        print(json.dumps(report.as_json() | {"history": history}), file=report_file)
+    if as_json:
+        print(json.dumps(report.as_json()))
+    else:
         print_report(report, overlapped=concurrency > 1)
-    if report_file is not None and is_page:
-        page = Played(
-            workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
-            concurrency=concurrency,
-            chunk_tokens=chunk_tokens or (None if trace is None else _TRACE_TOKENS),
-            options=json.dumps(options.to_dict(), indent=2),
-        )
-        swept = _swept(played, options, compression_ratio, every_policy=every_policy)
-        report_file.write(replay_page(report, swept, page))
     if report.wrong_bytes:
         raise typer.Exit(1)
-
-
-def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) -> None:
-    for wanted in (sys.stdout if as_json else None, file):
-        if wanted is not None:
-            print(json.dumps(figures), file=wanted)
 
 
 def _swept(
@@ -290,16 +229,11 @@ def _swept(
     )
 
 
-def _workload(
-    trace: Path | None, name: str | None, requests: int | None, seed: int | None
-) -> list[ReplayRequest]:
+def _workload(trace: Path | None, requests: int | None, seed: int | None) -> list[ReplayRequest]:
     if trace is None:
-        if name not in (None, "chat"):
-            raise ConfigError(f"--workload {name!r}: only 'chat' can be generated")
         return chat_workload(requests or 500, seed or 0)
-    for flag, value in (("--workload", name), ("--seed", seed)):
-        if value is not None:
-            raise ConfigError(f"{flag} {value}: cannot be combined with --trace")
+    if seed is not None:
+        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
     return read_trace(trace)[:requests]
 
 

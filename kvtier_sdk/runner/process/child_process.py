@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out, wait_within
@@ -53,6 +54,7 @@ _LAST_LINES = 4
 _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 
 
+@dataclass(eq=False)
 class ChildProcess:
     """The engine's handle to a tier's process.
 
@@ -61,26 +63,27 @@ class ChildProcess:
     which belongs to the event loop on which this object was created.
     """
 
-    def __init__(self, name: str, clock: Clock, log: TierLog, secrets: Secrets) -> None:
-        self._name = name
-        self._clock = clock
-        self._log = log
-        self._secrets = secrets
+    _name: str
+    _clock: Clock
+    _log: TierLog
+    _secrets: Secrets
+    is_open: bool = False
+    started_s: float = 0.0
+    _drained: asyncio.Future[bool] | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _stderr: _StderrLog | None = None
+    _reaper: threading.Thread | None = None
+    _killed_for: str | None = None
+    _unanswered: int = 0
+    _pinging: bool = False
+
+    def __post_init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
         # Done when the process is gone; the result is the reason.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
-        self.is_open = False
-        self.started_s = 0.0
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
-        self._drained: asyncio.Future[bool] | None = None
         self._control, self._their_control = _socket_pair()
         self.data, self._their_data = _socket_pair()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stderr: _StderrLog | None = None
-        self._reaper: threading.Thread | None = None
-        self._killed_for: str | None = None
-        self._unanswered = 0
-        self._pinging = False
 
     @property
     def pid(self) -> int | None:
@@ -251,17 +254,19 @@ class ChildProcess:
         return TierUnavailableError(text).labelled(self._name, "open")
 
 
+@dataclass(eq=False)
 class _StderrLog:
     """A reader that copies a process's standard error to the tier's log, without waiting."""
 
-    def __init__(self, pipe: IO[bytes], log: TierLog, secrets: Secrets) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self._pipe = pipe
-        self._log = log
-        self._secrets = secrets
-        self._rest = b""
+    _pipe: IO[bytes]
+    _log: TierLog
+    _secrets: Secrets
+    _rest: bytes = b""
+    _in_stack: bool = False
+
+    def __post_init__(self) -> None:
+        os.set_blocking(self._pipe.fileno(), False)
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._in_stack = False
 
     def fileno(self) -> int:
         return self._pipe.fileno()

@@ -34,7 +34,7 @@ from kvtier_sdk import (
     make_offload_key,
 )
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.codecs import numpy_planes, planes
+from kvtier_sdk.codecs import planes
 from kvtier_sdk.runner.process.messages import (
     MessageError,
     MessageSplitter,
@@ -44,6 +44,7 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
     write_reports,
 )
+from support import reference_planes
 from support.extensions import compile_extension
 from support.guarded import GuardedBuffers
 from support.peer import converse
@@ -90,9 +91,8 @@ def coded_planes(data: bytes) -> None:
 @cache
 def _coders() -> list[ModuleType]:
     source = Path(planes.__file__).with_name("_planes.c")
-    is_compiled = planes.coder is not numpy_planes
-    compiled = planes.coder if is_compiled else compile_extension(source, _directory())
-    return [numpy_planes] if compiled is None else [numpy_planes, compiled]
+    compiled = planes.coder or compile_extension(source, _directory())
+    return [reference_planes] if compiled is None else [reference_planes, compiled]
 
 
 def redis_reader(data: bytes) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier_sdk.codecs.key_file import read_keys
+from kvtier_sdk.codecs.aes_gcm import read_keys
 
 KEY = "0123456789abcdef" * 4
 

@@ -14,6 +14,7 @@ import pytest
 from support.keys import OURS, write_keys
 
 from kvtier_sdk import (
+    ConfigError,
     HostPool,
     Job,
     JobResult,
@@ -26,7 +27,8 @@ from kvtier_sdk import (
     TierSpec,
     Transfer,
 )
-from kvtier_sdk.codecs.float8 import Float8
+from kvtier_sdk.codecs import planes
+from kvtier_sdk.codecs.planes import Float8
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.jobs import Report
 
@@ -135,6 +137,22 @@ async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: 
     assert engine.object_bytes == engine_bytes(engine)
     assert plain.coding_s == engine.coding_s == 0
     assert not plain.is_compressed | engine.is_compressed
+
+
+async def test_without_the_compiled_coder_nothing_is_compressed_and_no_chunk_is_deleted(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = await make("compress=always"), await make()
+    engine.pool.view(0)[:] = plain.pool.view(0)[:] = numbers()
+    assert await engine.do(STORE) == "ok"
+    monkeypatch.setattr(planes, "coder", None)
+    with pytest.raises(ConfigError, match="tier 'memory': option 'compress' cannot be used: "):
+        await make("compress=always")
+    assert await plain.do(LOAD) == "failed"
+    assert len(*engine.objects.values()) < 512 + 0.8 * CHUNK_BYTES
+    plain.pool.view(0)[:] = numbers()
+    assert await plain.do(STORE) == await plain.do(LOAD) == "ok"
+    assert plain.pool.view(0) == numbers()
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])

@@ -12,7 +12,7 @@ import pytest
 
 from kvtier_sdk import Operation, RequestContext, TierError, Transfer
 from kvtier_sdk.codecs.planes import Planes
-from kvtier_sdk.runner.compression_gate import CoderTrials, CompressionGate
+from kvtier_sdk.runner.compression import CoderTrials, CompressionGate
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 

@@ -7,7 +7,7 @@ from support.redis_server import free_port
 from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, OUR_MANAGER, make_prompt, same
 
 from kvtier_sdk import TieringConfig
-from kvtier_sdk.admin import ask
+from kvtier_sdk.cli.engine import ask
 from kvtier_sdk.cli.replay import read_trace, replay
 
 SLOTS = 12
