@@ -200,6 +200,8 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
     root = tmp_path / "kv"
     config = tmp_path / "kv.toml"
     config.write_text("polcy = 'lru'")
+    page = tmp_path / "page.html"
+    page.touch()
     cases = {
         "missing.jsonl: No such file": ("--trace", str(tmp_path / "missing.jsonl")),
         "line 17: 'hash_ids' should be": ("--trace", str(broken)),
@@ -216,6 +218,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         "no.toml: No such file": ("--config", "no.toml"),
         "--seed 1: cannot be combined with --trace": ("--trace", str(trace), "--seed", "1"),
         "leave out --concurrency 2": ("--sweep", "--concurrency", "2"),
+        "leave out --sweep": ("--sweep", "--report", str(page)),
         "0.5 should be 1 to 2": ("--sweep", "--compression-ratio", "0.5"),
         "nan should be 1 to 2": ("--sweep", "--compression-ratio", "nan"),
         "1.5 changes only a sweep": ("--compression-ratio", "1.5"),

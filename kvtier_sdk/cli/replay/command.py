@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -17,6 +18,7 @@ from kvtier_sdk.cli.replay import (
     replay,
     sweep_pool,
 )
+from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
@@ -125,16 +127,17 @@ def replay_command(
         bool,
         typer.Option(
             "--every-policy",
-            help="For --sweep: the hit rate of host pools with each installed policy too.",
+            help="For --sweep, and for the page's curve: the hit rate of host pools with each "
+            "installed policy, beside that of --policy.",
         ),
     ] = False,
     compression_ratio: Annotated[
         float,
         typer.Option(
             metavar="RATIO",
-            help="For --sweep: a tier holds this many times as many chunks as without "
-            "compression. 'kvtier tier du' shows the ratio of a tier with compress=always. For "
-            "example --sweep --compression-ratio 1.48.",
+            help="For --sweep, and for the page's curve: a tier holds this many times as many "
+            "chunks as without compression. 'kvtier tier du' shows the ratio of a tier with "
+            "compress=always. For example --sweep --compression-ratio 1.48.",
         ),
     ] = 1.0,
     as_json: JsonOption = False,
@@ -144,7 +147,8 @@ def replay_command(
             "--report",
             metavar="FILE",
             lazy=False,
-            help="Write the JSON object into this file too, with each request's hits and wait.",
+            help="Write the JSON object into this file too; into a file named .html, a page with "
+            "charts.",
         ),
     ] = None,
 ) -> None:
@@ -162,6 +166,7 @@ def replay_command(
         "tiers": tier or None,
     }
     given = {name: value for name, value in flags.items() if value is not None}
+    is_page = report_file is not None and report_file.name.endswith(".html")
     options = _configuration(config, given, {**_DEFAULTS, "chunk_bytes": _chunk_bytes(played)})
     if recompute is not None:
         computed_s = read_flag("--recompute", parse_seconds, recompute)
@@ -175,20 +180,23 @@ def replay_command(
         raise ConfigError(f"--compression-ratio {compression_ratio:g} should be 1 to {_MOST_RATIO}")
     of_sweeps = {f"--compression-ratio {compression_ratio:g}": compression_ratio != 1}
     for flag, is_given in (of_sweeps | {"--every-policy": every_policy}).items():
-        if is_given and not sweep:
-            raise ConfigError(f"{flag} changes only a sweep: add --sweep")
+        if is_given and not (sweep or is_page):
+            raise ConfigError(
+                f"{flag} changes only a sweep: add --sweep, or --report with a file named .html"
+            )
     if sweep:
         if concurrency > 1:
             raise ConfigError(
                 f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
             )
+        if report_file is not None and is_page:
+            raise ConfigError(
+                f"--report {report_file.name}: a page is of a replay, and has the sweep's curve "
+                "too; leave out --sweep"
+            )
         swept = _swept(played, options, compression_ratio, every_policy=every_policy)
-        figures = swept.as_json(options.chunk_bytes)
-        if report_file is not None:
-            print(json.dumps(figures), file=report_file)
-        if as_json:
-            print(json.dumps(figures))
-        else:
+        _write(swept.as_json(options.chunk_bytes), report_file, as_json=as_json)
+        if not as_json:
             print_sweep(swept, options.chunk_bytes)
         return
     with progress("replay", len(played)) as advance:
@@ -199,15 +207,25 @@ def replay_command(
             evict_others=evict_others,
             on_progress=lambda _: advance(1),
         )
-    if report_file is not None:
-        history = report.history.as_json([tier.name for tier in report.tiers])
-        print(json.dumps(report.as_json() | {"history": history}), file=report_file)
-    if as_json:
-        print(json.dumps(report.as_json()))
-    else:
+    _write(report.as_json(), None if is_page else report_file, as_json=as_json)
+    if not as_json:
         print_report(report, overlapped=concurrency > 1)
+    if report_file is not None and is_page:
+        page = Played(
+            workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
+            concurrency=concurrency,
+            options=json.dumps(options.to_dict(), indent=2),
+        )
+        swept = _swept(played, options, compression_ratio, every_policy=every_policy)
+        report_file.write(replay_page(report, swept, page))
     if report.wrong_bytes:
         raise typer.Exit(1)
+
+
+def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) -> None:
+    for wanted in (sys.stdout if as_json else None, file):
+        if wanted is not None:
+            print(json.dumps(figures), file=wanted)
 
 
 def _swept(

@@ -188,7 +188,7 @@ class _Driver:
             found = yield from self._find(window, context, meter)
             self._history.wait_s[number] += self._clock.now_s() - started_s
             sources = self._load(window[:found], context, meter)
-            self._history.note_hits(number, sources)
+            self._history.note_hits(number, hits, sources)
             if self._closed and self._spills:
                 yield from self._settle()
             hits += found

@@ -11,27 +11,26 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """Each request's hits and wait, in order of arrival.
+    """Each request's hits and wait, in order of arrival, and the hits at each depth of a prompt.
 
     ``arrived_s`` is the workload's time: the arrival of the request that began last.
     """
 
-    __slots__ = ("arrived_s", "chunks", "hits", "wait_s")
+    __slots__ = ("arrived_s", "chunks", "hits", "hits_at", "wait_s")
 
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
         self.arrived_s = 0.0
         self.chunks = array("q", (len(request.keys) for request in workload))
         self.wait_s = array("d", bytes(8 * len(workload)))
         self.hits = [array("q", bytes(8 * len(workload))) for _ in range(sources)]
+        longest = max(self.chunks, default=0)
+        self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
-    def note_hits(self, number: int, sources: Sequence[int]) -> None:
-        """Record the sources of hits: a tier's number, or -1 for the pool."""
-        for source in sources:
+    def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
+        """Record the sources of hits, from ``depth`` on: a tier's number, or -1 for the pool."""
+        for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
-
-    def as_json(self, tiers: Sequence[str]) -> dict[str, Any]:
-        hits = {name: list(of) for name, of in zip(tiers, self.hits, strict=True)}
-        return {"blocks": list(self.chunks), "hit_blocks": hits, "wait_s": list(self.wait_s)}
+            self.hits_at[source + 1][at] += 1
 
 
 class TimeSaved(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from kvtier_sdk.cli.replay.report import ReplayReport
 from kvtier_sdk.cli.replay.sessions import SessionHits, percentile
@@ -14,18 +15,34 @@ from kvtier_sdk.options.units import format_bytes, format_seconds
 _TIER_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s")
 
 
+class Section(NamedTuple):
+    """A table of a report, between sentences; columns from ``numbers_from`` on are numbers.
+
+    The terminal and the page show the same sections.
+    """
+
+    title: str
+    text: str
+    rows: Sequence[Sequence[str]]
+    numbers_from: int = 1
+    note: str = ""
+
+
 def print_report(report: ReplayReport, *, overlapped: bool) -> None:
     say(
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
         f"{format_bytes(report.chunk_bytes)}, {report.elapsed_s:.1f} s"
     )
-    _print_tables(report, "; jobs that overlap count each" if overlapped else "")
+    for part in sections(report, overlapped=overlapped):
+        say(*filter(None, [part.text]))
+        print_columns(part.rows, part.numbers_from)
+        say(*filter(None, [part.note]))
     us = report.scheduler_us
     say(
         f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
         f"p50 {us['p50']:.1f} us, p99 {us['p99']:.1f} us, max {us['max']:.1f} us"
     )
-    say(*_troubles(report))
+    say(*troubles(report))
     if report.dropped and overlapped:
         say(
             "Requests that overlap do not wait for room: a chunk that was dropped on its way "
@@ -36,26 +53,26 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
     say(f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}")
 
 
-def _print_tables(report: ReplayReport, of_each: str) -> None:
+def sections(report: ReplayReport, *, overlapped: bool) -> Iterator[Section]:
+    of_each = "; jobs that overlap count each" if overlapped else ""
     total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}", *[""] * 5)
     rows = [(*_TIER_TITLES, "evicted chunks"), *(_row(tier, report) for tier in report.tiers)]
-    print_columns([*rows, total], 1)
-    if len(report.tiers) > 1:
-        say(f"GB/s: bytes over the time that store or load jobs were under way{of_each}")
+    speed = f"GB/s: bytes over the time that store or load jobs were under way{of_each}"
+    note = speed if len(report.tiers) > 1 else ""
+    yield Section("Tiers", "", [*rows, total], note=note)
     if report.sessions is not None:
-        say(_session_line(report.sessions))
-        print_columns(_turn_rows(report.sessions), 2)
+        yield Section("Sessions", _session_line(report.sessions), _turn_rows(report.sessions), 2)
     if report.recompute_s is not None:
         computing = f"{format_seconds(report.recompute_s)} of computing a chunk"
-        say(f"time saved, at {computing}{of_each}")
         saved = [
             (of.name, format_seconds(of.compute_s), format_seconds(of.load_s), _signed(of.saved_s))
             for of in report.time_saved
         ]
-        print_columns([("tier", "not computed", "loads took", "saved"), *saved], 1)
+        titles = ("tier", "not computed", "loads took", "saved")
+        yield Section("Time saved", f"time saved, at {computing}{of_each}", [titles, *saved])
 
 
-def _troubles(report: ReplayReport) -> Iterator[str]:
+def troubles(report: ReplayReport) -> Iterator[str]:
     for tier in report.tiers:
         for what, chunks in (("failed", tier.failures), ("dropped", tier.dropped)):
             for reason, count in sorted(chunks.items()):
@@ -132,8 +149,8 @@ def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
         )
     print_columns(rows, 0)
     say(
-        f"as tier: points of hit rate that it adds, if it is given every chunk{_in_tier(sweep)}",
-        _suggestion(sweep, chunk_bytes),
+        f"as tier: points of hit rate that it adds, if it is given every chunk{in_tier(sweep)}",
+        suggestion(sweep, chunk_bytes),
         *(_exactness(of) for of in (sweep, *sweep.others)),
     )
 
@@ -148,13 +165,13 @@ def _exactness(sweep: PoolSweep) -> str:
     return f"{sweep.policy}: {exactness} one request at a time"
 
 
-def _in_tier(sweep: PoolSweep) -> str:
+def in_tier(sweep: PoolSweep) -> str:
     if sweep.compression_ratio == 1:
         return ""
     return f", and holds {sweep.compression_ratio:g} times as many, since it compresses them"
 
 
-def _suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
+def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
     point = sweep.suggested
     size = format_bytes(point.slots * chunk_bytes)
     rate = f"{sweep.rate(point.hit_chunks):.1%}"

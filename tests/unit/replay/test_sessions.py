@@ -70,7 +70,8 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_the_report_has_a_table_of_sessions_and_one_of_the_time_saved(trace: Path) -> None:
-    words = ("--trace", trace, "--chunk-bytes", "4KiB", "--recompute", "40ms")
+    page = trace.with_name("page.html")
+    words = ("--trace", trace, "--chunk-bytes", "4KiB", "--recompute", "40ms", "--report", page)
     done = kvtier("replay", *words)
     assert (done.returncode, done.stderr) == (0, "")
     sessions = (
@@ -88,6 +89,9 @@ def test_the_report_has_a_table_of_sessions_and_one_of_the_time_saved(trace: Pat
         "all         200 ms        0 ms  200 ms",
     ]
     assert "\n".join(tables) in done.stdout
+    written = page.read_text()
+    assert sessions in written
+    assert "time saved, at 40 ms of computing a chunk" in written
 
 
 def test_the_json_has_the_same_figures(trace: Path) -> None:
