@@ -20,6 +20,7 @@ from kvtier_sdk.cli.replay import (
 )
 from kvtier_sdk.cli.replay.page import Played, replay_page
 from kvtier_sdk.cli.replay.view import print_report, print_sweep
+from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -99,6 +100,17 @@ def replay_command(
             "how much time the hits have saved. As in an engine, a slower load is a miss.",
         ),
     ] = None,
+    told_error: Annotated[
+        float | None,
+        typer.Option(
+            "--told",
+            min=0,
+            metavar="ERROR",
+            help="For a trace with sessions: tell the policy when each session's next request "
+            "comes, wrong by a factor e^x, where x is normally distributed with this standard "
+            "deviation. --told 0 tells the truth.",
+        ),
+    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -159,6 +171,8 @@ def replay_command(
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
     played = _workload(trace, requests, seed)
+    if told_error is not None:
+        played = told(played, told_error, seed=0)
     flags = {
         "slots": slots,
         "chunk_bytes": chunk_bytes,

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from support.command import kvtier
 
 from kvtier_sdk.cli.replay import read_trace
 from kvtier_sdk.cli.replay.workload import told
@@ -62,3 +63,6 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     trace.write_text('{"hash_ids": [1]}\n')
     with pytest.raises(ReplayError, match="names no sessions"):
         told(read_trace(trace), 0, seed=1)
+    refused = kvtier("replay", "--trace", str(trace), "--chunk-bytes", "64KiB", "--told", "1")
+    assert refused.returncode == 2
+    assert "names no sessions" in refused.stderr
