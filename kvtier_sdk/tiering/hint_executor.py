@@ -38,6 +38,9 @@ class OperatorHint:
     """A hint that an operator gives for a session.
 
     Attributes:
+        hint: what is asked for.
+        session: the session that is meant.
+        tenant: whose session it is.
         receipt: the latest receipt; ``None`` until the engine's next step.
     """
 
