@@ -10,14 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvtier_vllm.cache_policy import KVTierCachePolicy
     from kvtier_vllm.cpu_tiering import KVTierCPUTieringSpec
     from kvtier_vllm.secondary_tier import KVTierSecondaryTier
     from kvtier_vllm.spec import KVTierOffloadingSpec
 
-__all__ = ["KVTierCPUTieringSpec", "KVTierOffloadingSpec", "KVTierSecondaryTier"]
+__all__ = [
+    "KVTierCPUTieringSpec",
+    "KVTierCachePolicy",
+    "KVTierOffloadingSpec",
+    "KVTierSecondaryTier",
+]
 
 #: For each public class, the module of this package that defines the class.
 HOMES = {
+    "KVTierCachePolicy": "cache_policy",
     "KVTierCPUTieringSpec": "cpu_tiering",
     "KVTierOffloadingSpec": "spec",
     "KVTierSecondaryTier": "secondary_tier",

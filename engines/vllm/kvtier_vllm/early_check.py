@@ -25,6 +25,11 @@ _WHERE = "kv_transfer_config"
 def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
     """Check the configuration of an engine, if the engine uses kvtier."""
     extra = transfer.get(EXTRA_CONFIG.where)
+    if transfer.get("kv_connector") == "MultiConnector" and isinstance(extra, Mapping):
+        for inner in extra.get("connectors") or ():
+            if isinstance(inner, Mapping):
+                check_engine(inner, model, hub_cache)
+        return
     if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
         return
     if not _is_ours(extra):

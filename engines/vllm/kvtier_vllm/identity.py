@@ -71,7 +71,6 @@ class Identity:
 
 
 def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
-    parallel = config.parallel
     return {
         **compat.device_facts(
             config.model.dtype, [group.tokens_per_block for group in config.groups]
@@ -79,19 +78,31 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
         "dtype": str(config.model.dtype) if _is_attention(config) else "unknown",
         "kv_layout": config.kv_cache_layout,
         "canonical_layout": config.canonical_layout,
-        "parallelism": {
-            "tensor": parallel.tp_size,
-            "pipeline": parallel.pp_size,
-            "prefill_context": parallel.pcp_size,
-            "decode_context": parallel.dcp_size,
-            "replicated": config.replicated_layout,
-        },
+        "parallelism": _parallelism(config),
         "groups": [
             {"tokens_per_block": group.tokens_per_block, "layers": list(group.layer_names)}
             for group in config.groups
         ],
         "tokens_per_hash": config.cache.tokens_per_hash,
         "blocks_per_chunk": config.cache.blocks_per_chunk,
+    }
+
+
+def _parallelism(config: OffloadingConfig) -> object:
+    """Return the degrees of parallelism, or why the bytes of a chunk do not depend on them."""
+    parallel = config.parallel
+    if config.replicated_layout:
+        return "independent: replicated_layout"
+    # vLLM also sets this flag without canonical_layout. Then it does not hold: each worker's part
+    # has all layers, so the heads of one layer lie in as many places as there are workers.
+    if config.canonical_layout and parallel.is_parallelism_agnostic:
+        return "independent: canonical_layout"
+    return {
+        "tensor": parallel.tp_size,
+        "pipeline": parallel.pp_size,
+        "prefill_context": parallel.pcp_size,
+        "decode_context": parallel.dcp_size,
+        "replicated": False,
     }
 
 

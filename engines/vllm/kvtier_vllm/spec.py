@@ -195,6 +195,8 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _their_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if self.config.canonical_layout:
+            self._refuse_uncertified(kv_caches)
         region = self._region(self.config.parallel.rank)
         try:
             return CPUOffloadingWorker(
@@ -207,6 +209,16 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         except BaseException:
             region.cleanup()
             raise
+
+    def _refuse_uncertified(self, kv_caches: CanonicalKVCaches) -> None:
+        """Raise ``ConfigError`` if a layer's bytes are not as portable as the namespace says."""
+        portable = self.config.parallel.is_parallelism_agnostic
+        mappings = [ref.mapping for refs in kv_caches.group_data_refs for ref in refs]
+        if any(m is None or m.parallelism_agnostic < portable for m in mappings):
+            raise ConfigError(
+                "kv_connector_extra_config: option 'canonical_layout': vLLM has no canonical "
+                "layout for this model's KV cache with this parallelism; remove it"
+            )
 
     def _region(self, worker: int | None) -> JoinedRegion:
         """Map vLLM's shared memory in the layout that vLLM's worker uses."""

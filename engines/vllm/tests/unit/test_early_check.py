@@ -47,7 +47,16 @@ def test_what_is_not_ours_is_left_to_vllm(extra: dict[str, Any]) -> None:
 
 
 def test_another_connector_is_left_to_vllm() -> None:
-    check({**OURS, "colour": "red"}, connector="MultiConnector")
+    check({**OURS, "colour": "red"}, connector="LMCacheConnectorV1")
+
+
+def test_a_connector_among_others_is_checked() -> None:
+    others: list[Any] = ["nonsense", {"kv_connector": "ExampleConnector"}]
+    ours = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    check({"connectors": [*others, {**ours, "kv_connector_extra_config": OURS}]}, "MultiConnector")
+    wrong = {**ours, "kv_connector_extra_config": {**OURS, "colour": "red"}}
+    with pytest.raises(ConfigError, match="unknown option 'colour'"):
+        check({"connectors": [*others, wrong]}, "MultiConnector")
 
 
 @pytest.mark.parametrize(
