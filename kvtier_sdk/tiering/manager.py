@@ -11,7 +11,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.events import ChunkNote, OffloadingEvent
 from kvtier_sdk.hints import Receipt
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
@@ -78,6 +78,7 @@ class TieringManager:
         hint_duration_s: the longest time for which hints can hold a chunk.
         policy_now_s: returns the time that the policy sees, for a replay that does not wait
             between its requests; the clock's time if ``None``.
+        announce: gets events for routers, also of what other processes do to the tiers' stores.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TieringManager:
         hint_share: float = 0.25,
         hint_duration_s: float = 3600.0,
         policy_now_s: Callable[[], float] | None = None,
+        announce: Callable[[OffloadingEvent], None] | None = None,
     ) -> None:
         self._clock = clock
         self._policy_now_s = policy_now_s
@@ -103,10 +105,11 @@ class TieringManager:
         self._one_copy = one_copy
         self._recompute_s = recompute_s
         self._events = events
+        self._announce = announce
         reserve = round(pool.slots * store_reserve)
         budget = min(int(pool.slots * hint_share), pool.slots - reserve)
         self._primary = PrimaryTier(
-            pool.slots, pool.chunk_bytes, policy, events=events, lease_budget=budget
+            *(pool.slots, pool.chunk_bytes, policy, budget), events=events, announce=announce
         )
         # A second reference to the primary tier's table, which saves an attribute access per chunk.
         self._by_key = self._primary.by_key
@@ -130,6 +133,8 @@ class TieringManager:
         self._collected = False
         self._now_s = 0.0
         self._read_clock()
+        # Routers may still know the chunks of an earlier manager of this engine.
+        self._primary.events.reset()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
@@ -157,6 +162,8 @@ class TieringManager:
             # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
             events=self._events,
+            announce=self._announce,
+            note_of=self._primary.note_of if self._announce is not None else None,
         )
         client.open()
         tier = ManagedTier(client, index, store_policy)
@@ -434,6 +441,10 @@ class TieringManager:
         if new:
             self._compute_rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
+
+    def describe(self, key: OffloadKey, note: ChunkNote) -> None:
+        """Attach a ``note`` for routers to the chunk ``key`` that is being stored."""
+        self._primary.by_key[key].note = note.encode()
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
