@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -27,21 +27,18 @@ _log = logging.getLogger("kvtier.events")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Chunk:
-    __slots__ = ("note", "tiers")
+_Event: TypeAlias = dict[str, Any]
+_Place: TypeAlias = tuple[Medium, Locality]
 
-    def __init__(self) -> None:
-        #: The tiers that have the chunk.
-        self.tiers: frozenset[str] = frozenset()
-        self.note = b""
+_UNKNOWN: tuple[frozenset[str], bytes] = frozenset(), b""
 
 
 class AnnouncedChunks:
     """The chunks that routers believe the tiers to have.
 
-    It turns the tiers' events into a router's. A block is announced once for each medium and
-    locality, however many tiers and chunks have it there, and withdrawn with the last of them, so
-    that it is right for routers that count and for those that do not.
+    It turns tiers' events into a router's. A block is announced once for each medium and locality,
+    however many tiers and chunks have it there, and withdrawn with the last of them, so that the
+    events are right for routers that count and for those that do not.
 
     Args:
         tokens: true to announce only chunks with a note, with their tokens; false to announce the
@@ -50,12 +47,13 @@ class AnnouncedChunks:
 
     def __init__(self, *, tokens: bool) -> None:
         self._tokens = tokens
-        self._chunks: dict[OffloadKey, _Chunk] = {}
-        self._places: dict[str, tuple[Medium, Locality]] = {}
-        # For each medium, locality and group, how many copies there are of each announced block.
-        self._copies: dict[tuple[Medium, Locality, int], dict[int, int]] = {}
+        # For each chunk, the names of the tiers that have it, and its note.
+        self._chunks: dict[OffloadKey, tuple[frozenset[str], bytes]] = {}
+        self._places: dict[str, _Place] = {}
+        # For each place and group, how many copies there are of each announced block.
+        self._copies: dict[tuple[_Place, int], dict[int, int]] = {}
 
-    def apply(self, event: OffloadingEvent) -> Iterator[dict[str, Any]]:
+    def apply(self, event: OffloadingEvent) -> Iterator[_Event]:
         """Yield the router's events that follow from a tier's ``event``."""
         tier = event.tier
         self._places[tier] = event.medium, event.locality
@@ -64,94 +62,79 @@ class AnnouncedChunks:
             for key, note in zip(event.keys, notes, strict=True):
                 yield from self._stored(tier, key, note, event.session)
             return
-        keys = event.keys or [key for key, chunk in self._chunks.items() if tier in chunk.tiers]
+        keys = event.keys or [key for key, (tiers, _) in self._chunks.items() if tier in tiers]
         for key in keys:
-            chunk = self._chunks.get(key)
-            if chunk is not None and tier in chunk.tiers:
-                chunk.tiers -= {tier}
-                yield from self._withdraw(tier, key, chunk)
-                if not chunk.tiers:
+            tiers, note = self._chunks.get(key, _UNKNOWN)
+            if tier in tiers:
+                yield from self._withdraw(tier, key, note)
+                self._chunks[key] = tiers - {tier}, note
+                if len(tiers) == 1:
                     del self._chunks[key]
 
-    def snapshot(self) -> Iterator[dict[str, Any]]:
+    def snapshot(self) -> Iterator[_Event]:
         """Yield the events after which a router knows all announced chunks and no others."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
-        for key in in_prefix_order({key: chunk.note for key, chunk in self._chunks.items()}):
-            for tier in sorted(self._chunks[key].tiers):
-                yield from self._announce(tier, key, self._chunks[key], None)
+        for key in in_prefix_order({key: note for key, (_, note) in self._chunks.items()}):
+            tiers, note = self._chunks[key]
+            for tier in sorted(tiers):
+                yield from self._announce(tier, key, note)
         self._copies = copies
 
     def _stored(
         self, tier: str, key: OffloadKey, note: bytes, session: str | None
-    ) -> Iterator[dict[str, Any]]:
-        chunk = self._chunks.get(key)
-        if chunk is None:
-            chunk = self._chunks[key] = _Chunk()
-        if self._tokens and note and not chunk.note:
-            chunk.note = note
-            for other in sorted(chunk.tiers):
-                yield from self._announce(other, key, chunk, None)
-        if tier not in chunk.tiers:
-            chunk.tiers |= {tier}
-            yield from self._announce(tier, key, chunk, session)
+    ) -> Iterator[_Event]:
+        tiers, known = self._chunks.get(key, _UNKNOWN)
+        if self._tokens and note and not known:
+            known = note
+            for other in sorted(tiers):
+                yield from self._announce(other, key, note)
+        if tier not in tiers:
+            yield from self._announce(tier, key, known, session)
+        self._chunks[key] = tiers | {tier}, known
 
     def _announce(
-        self, tier: str, key: OffloadKey, chunk: _Chunk, session: str | None
-    ) -> Iterator[dict[str, Any]]:
-        note, group, copies = self._blocks(tier, key, chunk)
-        hashes = note.block_hashes
+        self, tier: str, key: OffloadKey, note: bytes, session: str | None = None
+    ) -> Iterator[_Event]:
+        blocks, place, copies = self._blocks(tier, key, note)
+        hashes = blocks.block_hashes
         # Chunks share leading blocks only, because a block's hash stands for all before it.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
         for block in hashes:
             copies[block] = copies.get(block, 0) + 1
         if known < len(hashes):
-            event = {
+            optional = {"kv_cache_spec_kind": blocks.kind, "session_id": session}
+            yield {
                 "type": "BlockStored",
                 "block_hashes": hashes[known:],
-                "parent_block_hash": hashes[known - 1] if known else note.parent_hash,
-                "token_ids": note.token_ids[known * note.block_tokens :],
-                "block_size": note.block_tokens,
+                "parent_block_hash": hashes[known - 1] if known else blocks.parent_hash,
+                "token_ids": blocks.token_ids[known * blocks.block_tokens :],
+                "block_size": blocks.block_tokens,
                 "lora_id": None,
-                "medium": self._places[tier][0].value,
-                "lora_name": note.lora_name,
-                "group_idx": group,
-                "kv_cache_spec_kind": note.kind,
-                "locality": self._places[tier][1].value,
-                "session_id": session,
+                "lora_name": blocks.lora_name,
+                **place,
+                **{name: value for name, value in optional.items() if value is not None},
             }
-            yield {name: of for name, of in event.items() if of is not None or name in _REQUIRED}
 
-    def _withdraw(self, tier: str, key: OffloadKey, chunk: _Chunk) -> Iterator[dict[str, Any]]:
-        note, group, copies = self._blocks(tier, key, chunk)
-        gone = []
-        for block in note.block_hashes:
+    def _withdraw(self, tier: str, key: OffloadKey, note: bytes) -> Iterator[_Event]:
+        blocks, place, copies = self._blocks(tier, key, note)
+        gone = [block for block in blocks.block_hashes if copies[block] == 1]
+        for block in blocks.block_hashes:
             copies[block] -= 1
-            if not copies[block]:
-                del copies[block]
-                gone.append(block)
+        for block in gone:
+            del copies[block]
         if gone:
-            medium, locality = self._places[tier]
-            yield {
-                "type": "BlockRemoved",
-                "block_hashes": gone,
-                "medium": medium.value,
-                "group_idx": group,
-                "locality": locality.value,
-            }
+            yield {"type": "BlockRemoved", "block_hashes": gone, **place}
 
     def _blocks(
-        self, tier: str, key: OffloadKey, chunk: _Chunk
-    ) -> tuple[ChunkNote, int, dict[int, int]]:
+        self, tier: str, key: OffloadKey, note: bytes
+    ) -> tuple[ChunkNote, _Event, dict[int, int]]:
         group = split_offload_key(key)[1]
-        copies = self._copies.setdefault((*self._places[tier], group), {})
-        if self._tokens and not chunk.note:
-            return ChunkNote([], None, [], 0), group, copies
-        return read_note(key, chunk.note), group, copies
-
-
-#: Fields that vLLM's consumers expect even where they have no value.
-_REQUIRED = frozenset({"parent_block_hash", "lora_id", "lora_name"})
+        medium, locality = place = self._places[tier]
+        is_told = note or not self._tokens
+        blocks = read_note(key, note) if is_told else ChunkNote([], None, [], 0)
+        told = {"medium": medium.value, "group_idx": group, "locality": locality.value}
+        return blocks, told, self._copies.setdefault((place, group), {})
 
 
 class _Announcer(Protocol):
@@ -206,7 +189,6 @@ class EventPublisher:
         #: What the thread asks before each heartbeat to announce the events that wait there.
         self.waiting: Callable[[], Iterable[_Announcer]] = lambda: ()
         self._context = zmq.Context()
-        self._again = zmq.Again
         try:
             self._pub = self._bind(zmq.PUB, "events_endpoint", endpoint)
             self._router = None
@@ -266,7 +248,7 @@ class EventPublisher:
         self._publish()
 
     def _publish(self, at_least: int = 0) -> None:
-        events: list[dict[str, Any]] = []
+        events: list[_Event] = []
         while self._events:
             events += self._chunks.apply(self._events.popleft())
             if len(events) >= _BATCH_EVENTS:
@@ -275,13 +257,13 @@ class EventPublisher:
         if events or at_least:
             self._send(events)
 
-    def _send(self, events: list[dict[str, Any]]) -> None:
+    def _send(self, events: list[_Event]) -> None:
         batch = self._batch(events)
         self._kept.append((self._next, batch))
         self._pub.send_multipart([self._topic, self._next.to_bytes(8, "big"), batch])
         self._next += 1
 
-    def _batch(self, events: list[dict[str, Any]]) -> bytes:
+    def _batch(self, events: list[_Event]) -> bytes:
         return _encode([self._clock.wall_s(), events, self._rank])
 
     def _answer(self, router: Any) -> None:
@@ -300,7 +282,7 @@ class EventPublisher:
             router.send_multipart([asker, b"", topic, head, batch])
 
     def _snapshot(self) -> Iterator[bytes]:
-        events: list[dict[str, Any]] = []
+        events: list[_Event] = []
         for event in self._chunks.snapshot():
             events.append(event)
             if len(events) == _BATCH_EVENTS:

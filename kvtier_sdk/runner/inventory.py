@@ -77,6 +77,8 @@ class Inventory:
 
     def moved(self, job: Job, errors: Mapping[int, TierError | None], since: int) -> None:
         """Note what a store has stored, and what a load has not found."""
+        if self._report is None:
+            return
         if job.operation is Operation.STORE:
             notes = job.notes or [b""] * len(job.keys)
             self.stored({job.keys[i]: notes[i] for i, e in errors.items() if e is None}, since)
@@ -85,8 +87,6 @@ class Inventory:
 
     def stored(self, notes: Mapping[OffloadKey, bytes], since: int) -> None:
         """Add chunks with their notes, except those removed since the begin of their store."""
-        if self._report is None:
-            return
         with self._lock:
             kept = {k: note for k, note in notes.items() if self._removals.get(k, 0) <= since}
             self._notes.add(kept)
@@ -167,7 +167,8 @@ class Inventory:
                     self._add({key: found[key] for key in kept})
                 await self._clock.sleep(_PAUSE_S)
         with self._lock:
-            gone = [key for key, met in self._known.items() if met < number]
+            # Children first, because some routers drop all that follows a removed block.
+            gone = [key for key, met in reversed(self._known.items()) if met < number]
         for part in _parts(gone):
             self.removed([key for key in part if self._known.get(key, number) < number])
             await self._clock.sleep(_PAUSE_S)

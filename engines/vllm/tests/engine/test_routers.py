@@ -99,7 +99,9 @@ def tree_of(router: Router) -> Any:
             data = {"stored": {"parent_hash": event["parent_block_hash"], "blocks": blocks}}
         if data == "cleared" or event["medium"] == "STORAGE":
             told = {"event_id": number, "data": data, "dp_rank": 0}
-            tree.apply_event(7, json.dumps(told).encode())
+            with contextlib.suppress(RuntimeError if event["type"] == "BlockRemoved" else ()):
+                # With a block the tree has already removed all that follow it.
+                tree.apply_event(7, json.dumps(told).encode())
     return tree
 
 
