@@ -104,8 +104,6 @@ class TieringManager:
         self._pool = pool
         self._one_copy = one_copy
         self._recompute_s = recompute_s
-        self._events = events
-        self._announce = announce
         reserve = round(pool.slots * store_reserve)
         budget = min(int(pool.slots * hint_share), pool.slots - reserve)
         self._primary = PrimaryTier(
@@ -133,8 +131,6 @@ class TieringManager:
         self._collected = False
         self._now_s = 0.0
         self._read_clock()
-        # Routers may still know the chunks of an earlier manager of this engine.
-        self._primary.events.reset()
 
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
@@ -161,9 +157,9 @@ class TieringManager:
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
-            events=self._events,
-            announce=self._announce,
-            note_of=self._primary.note_of if self._announce is not None else None,
+            events=self._primary.events.is_enabled,
+            announce=self._primary.announce,
+            note_of=self._primary.note_of,
         )
         client.open()
         tier = ManagedTier(client, index, store_policy)
@@ -231,9 +227,8 @@ class TieringManager:
         """
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
-        mask = -1
-        if tiers is not None:
-            mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
+        allowed = [tier.bit for tier in self._tiers if tier.client.spec.name in (tiers or ())]
+        mask = -1 if tiers is None else sum(allowed)
         named: dict[OffloadKey, None] | None = None
         arrived_s = 0.0
         if self._recorder is not None or request.hints or request.session is not None:
@@ -544,15 +539,11 @@ class TieringManager:
         self._collect()
         # The next step must poll the tiers again, because the engine may sleep after this call.
         self._collected = False
-        if self._cascade.behind or self._hints.has_work:
-            return True
-        return any(tier.client.has_work for tier in self._tiers)
+        has_work = any(tier.client.has_work for tier in self._tiers)
+        return has_work or self._cascade.behind or self._hints.has_work
 
     def take_receipts(self) -> list[Receipt]:
-        """Return what became of hints since the last call, the oldest receipt first.
-
-        Receipts that are not taken in time are lost: the last 1,024 are kept.
-        """
+        """Return the hints' receipts since the last call, oldest first; 1,024 are kept."""
         return self._hints.take_receipts()
 
     def give_hint(self, hint: OperatorHint) -> None:
@@ -561,10 +552,8 @@ class TieringManager:
 
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, tier by tier, each tier's oldest event first."""
-        events = self._primary.events.take()
-        for tier in self._tiers:
-            events += tier.client.take_events()
-        return events
+        events = [self._primary.events.take(), *(t.client.take_events() for t in self._tiers)]
+        return list(itertools.chain.from_iterable(events))
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.

@@ -69,7 +69,10 @@ class PrimaryTier:
         self._policy = policy
         self.leases = Leases(lease_budget)
         of = PRIMARY, Medium.CPU, Locality.LOCAL
+        self.announce = announce
         self.events = EventLog(*of, is_enabled=events, announce=announce)
+        # Routers may still know the chunks of an earlier manager of this engine.
+        self.events.reset()
         self._purges: list[Purge] = []
 
     @property

@@ -101,7 +101,7 @@ class TierClient:
         events: true to collect events, which the caller must take with :meth:`take_events`.
         announce: gets events for routers, of what the tier's store has and not only of what this
             client does; only for a tier with ``spec.inventory``.
-        note_of: returns a chunk's note, which the tier then keeps for routers.
+        note_of: returns a chunk's note, which the tier then keeps for routers that get events.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class TierClient:
         of = spec.name, tier_class.medium, tier_class.locality
         self._events = EventLog(*of, is_enabled=events)
         self._inventory = EventLog(*of, is_enabled=False, announce=announce)
-        self._note_of = note_of
+        self._note_of = note_of if announce is not None else None
         # The number of the last inventory report that was announced, and a lock for both.
         self._announced = -1
         self._announcing = threading.Lock()
