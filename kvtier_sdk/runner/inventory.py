@@ -52,6 +52,9 @@ class Inventory:
     # The removals since the begin of the oldest running store or scan, each with its number.
     _removals: dict[OffloadKey, int] = field(default_factory=dict)
     _removal: int = 0
+    # The chunks that the last scan has met for the first time, without a note. If the next scan
+    # finds none either, it may be in a segment that was read while the chunk was away.
+    _bare: list[OffloadKey] = field(default_factory=list)
     _begun: list[int] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -158,8 +161,12 @@ class Inventory:
                 if count % _TURN_ENTRIES == 0:
                     await self._clock.sleep(0)
             if self._segments is not None:
-                async for segment, notes in self._segments.unread(segments):
+                again = any(key in self._known and key not in self._notes for key in self._bare)
+                async for segment, notes in self._segments.unread(
+                    segments, self._notes, again=again
+                ):
                     self._read(self._segments, segment, notes, found)
+                self._bare = [key for key, note in found.items() if not note]
                 found = in_prefix_order(found)
             for part in _parts(found):
                 with self._lock:

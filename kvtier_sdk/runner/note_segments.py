@@ -81,7 +81,7 @@ class NoteBook:
             news = {
                 key: note
                 for key, note in notes.items()
-                if note and key not in self._pending and _size(key, note) <= self._room_bytes
+                if note and _size(key, note) <= self._room_bytes
             }
             self._pending |= news
             self._has_news |= bool(news)
@@ -171,15 +171,26 @@ class NoteSegments:
     _part: OffloadKey | None = None
 
     async def unread(
-        self, segments: Collection[OffloadKey]
+        self, segments: Collection[OffloadKey], book: NoteBook, *, again: bool
     ) -> AsyncIterator[tuple[OffloadKey, dict[OffloadKey, bytes]]]:
-        """Yield the notes of the segments that a scan has met and that are still to be read."""
+        """Yield the notes of the segments that a scan has met and that are still to be read.
+
+        All are read ``again`` if it is true, or if one has gone that was some chunk's only home.
+        """
+        gone = self._readings.keys() - set(segments)
         self._readings = {key: self._readings.get(key, 2) for key in segments}
-        for segment in sorted(segments):
-            if self._readings[segment]:
-                self._readings[segment] -= 1
-                if notes := await self._load(segment):
-                    yield segment, notes
+        for reading in range(2):
+            if again or (reading and any(map(book.is_used, gone))):
+                self._readings = {key: left or 1 for key, left in self._readings.items()}
+            elif reading:
+                return
+            for segment in sorted(segments):
+                if self._readings[segment]:
+                    self._readings[segment] -= 1
+                    if notes := await self._load(segment):
+                        yield segment, notes
+            if again:
+                return
 
     def was_read(
         self, book: NoteBook, segment: OffloadKey, keys: Iterable[OffloadKey], *, all_met: bool

@@ -29,7 +29,7 @@ EVENTS = int(os.environ.get("KVTIER_INVENTORY_EVENTS", "4000"))
 
 
 def told_by(engine: Engine) -> set[int]:
-    engine.router.catch_up()
+    engine.tell_everything()
     counts = engine.router.blocks
     assert set(counts.values()) <= {1}, "a router that counts would be wrong"
     return {block for _, _, block in counts}

@@ -113,6 +113,12 @@ class Engine:
         else:
             self.client.poll()
 
+    def tell_everything(self) -> None:
+        """Let the router hear all that this engine has said, however slow the machine is."""
+        self.router.catch_up()
+        while self.publisher._events or self.router._expected != self.publisher._next:
+            self.router.catch_up()
+
     def restart(self, *, in_time: bool, at_rest: bool = True) -> None:
         """End the process, with or without its last words; only the store is left of it."""
         if in_time:

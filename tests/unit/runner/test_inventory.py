@@ -26,7 +26,7 @@ KEYS = list(CHUNKS)
 
 
 def known(engine: Engine) -> set[OffloadKey]:
-    engine.router.catch_up()
+    engine.tell_everything()
     return {key for key in KEYS if key in engine.publisher._chunks._chunks}
 
 
