@@ -138,7 +138,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml engines/*/py
 	$(BIN)/python $(PIP_INSTALL) --upgrade pip # a new pip resolves in a third of the time
 	$(BIN)/python $(PIP_INSTALL) $(TORCH) -r requirements-dev.txt
 	$(BIN)/python $(PIP_INSTALL) --no-build-isolation \
-		-e '.[cli,metrics,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
+		-e '.[cli,events,metrics,seal,testing,torch,uvloop,yaml]' -e backends/file -e backends/redis \
 		-e backends/s3 -e backends/obstore -e backends/mooncake -e engines/vllm -e engines/lmcache -e engines/sglang
 	@touch $@
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtier_sdk.types import Locality, Medium, OffloadKey
+import msgspec
+
+from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +15,13 @@ class OffloadingEvent:
     """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
 
     Attributes:
-        keys: the keys of the chunks.
+        keys: the keys of the chunks; empty for all of the tier's chunks, which an endpoint for
+            routers alone gets.
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
         locality: whether the tier keeps its chunks on the engine's machine or another machine.
+        notes: for each of the chunks its encoded :class:`ChunkNote`, or ``b""``; or empty.
+        session: the session of the request that stored the chunks, if the request named one.
     """
 
     keys: Sequence[OffloadKey]
@@ -24,21 +29,104 @@ class OffloadingEvent:
     medium: Medium
     locality: Locality
     removed: bool
+    notes: Sequence[bytes] = ()
+    session: str | None = None
+
+
+class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What a router needs to know of a chunk's blocks to find a prompt's prefix.
+
+    Attributes:
+        block_hashes: the last 64 bits of the hash of each block of the chunk, in order.
+        parent_hash: the hash of the block before them; ``None`` at the begin of a prompt.
+        token_ids: the blocks' tokens.
+        block_tokens: number of tokens of a block.
+        lora_name: the adapter for which the blocks were computed.
+        kind: vLLM's name of the KV-cache group's kind of attention.
+    """
+
+    block_hashes: list[int]
+    parent_hash: int | None
+    token_ids: list[int]
+    block_tokens: int
+    lora_name: str | None = None
+    kind: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the note as bytes."""
+        return msgspec.msgpack.encode(self)
+
+
+_decode_note = msgspec.msgpack.Decoder(ChunkNote).decode
+
+
+def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
+    """Decode a chunk's note; a chunk without a note is one block, named by its key."""
+    if note:
+        return _decode_note(note)
+    return ChunkNote([int.from_bytes(split_offload_key(key)[0][-8:], "big")], None, [], 0)
+
+
+def in_prefix_order(notes: Mapping[OffloadKey, bytes]) -> dict[OffloadKey, bytes]:
+    """Sort chunks so that each follows its parent. Chunks without a note stay where they are."""
+    read = {key: read_note(key, note) for key, note in notes.items()}
+    by_end = {
+        (one.block_hashes[-1], key[-4:]): key for key, one in read.items() if one.block_hashes
+    }
+
+    ordered: dict[OffloadKey, bytes] = {}
+    for key in notes:
+        line: dict[OffloadKey, None] = {}
+        ancestor: OffloadKey | None = key
+        while ancestor is not None and ancestor not in ordered and ancestor not in line:
+            line[ancestor] = None
+            parent = read[ancestor].parent_hash
+            ancestor = None if parent is None else by_end.get((parent, key[-4:]))
+        ordered |= {each: notes[each] for each in reversed(line)}
+    return ordered
 
 
 class EventLog:
-    """A list of one tier's events since the last call of :meth:`take`."""
+    """A list of one tier's events since the last call of :meth:`take`.
 
-    def __init__(self, tier: str, medium: Medium, locality: Locality, *, is_enabled: bool) -> None:
+    Each event also goes to ``announce``, which passes it to routers, if there is such a function.
+    """
+
+    def __init__(
+        self,
+        tier: str,
+        medium: Medium,
+        locality: Locality,
+        *,
+        is_enabled: bool,
+        announce: Callable[[OffloadingEvent], None] | None = None,
+    ) -> None:
         self.is_enabled = is_enabled
-        self._tier, self._medium, self._locality = tier, medium, locality
+        self._announce = announce
+        self._of = tier, medium, locality
         self._events: list[OffloadingEvent] = []
 
-    def add(self, keys: Sequence[OffloadKey], *, removed: bool) -> None:
-        if keys and self.is_enabled:
-            self._events.append(
-                OffloadingEvent(keys, self._tier, self._medium, self._locality, removed)
-            )
+    def add(
+        self,
+        keys: Sequence[OffloadKey],
+        *,
+        removed: bool,
+        notes: Sequence[bytes] = (),
+        session: str | None = None,
+    ) -> None:
+        if keys:
+            self._add(OffloadingEvent(keys, *self._of, removed, notes, session))
+
+    def reset(self) -> None:
+        """Announce that all chunks of the tier are gone."""
+        if self._announce is not None:
+            self._announce(OffloadingEvent((), *self._of, True))
+
+    def _add(self, event: OffloadingEvent) -> None:
+        if self.is_enabled:
+            self._events.append(event)
+        if self._announce is not None:
+            self._announce(event)
 
     def take(self) -> list[OffloadingEvent]:
         taken, self._events = self._events, []

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_EXTRAS = "cli,metrics,seal,testing,torch,uvloop,yaml"
+_EXTRAS = "cli,events,metrics,seal,testing,torch,uvloop,yaml"
 _SIDES = ("backends", "engines")
 # Hypothesis does not mark its state machines' tests, which are all named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
@@ -38,6 +38,8 @@ class TierSpec:
         verify: false turns digests off; for measurements and tests only.
         is_rounded: true if chunks in the tier may be rounded, by this tier or by another tier of
             the same engine.
+        inventory: ``"off"``, or what routers are told of the tier's chunks: their ``"hashes"``, or
+            their ``"tokens"`` too, which the tier then keeps.
     """
 
     name: str
@@ -48,6 +50,7 @@ class TierSpec:
     engine_waits: bool = True
     verify: bool = True
     is_rounded: bool = False
+    inventory: Literal["off", "hashes", "tokens"] = "off"
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> Self:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, InstanceOf, JsonValue, field_validator, model_validator
 
@@ -54,6 +54,13 @@ class TieringConfig(StrictModel):
         trace_files: number of trace files to keep; the oldest files are removed.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
             ``tier rm``, or of a directory for each engine's socket. No socket if absent.
+        events_endpoint: address on which request routers hear which chunks the engine's tiers
+            have, such as ``tcp://*:5557``; no announcements if absent.
+        events_replay_endpoint: address on which routers ask for events that they have missed, or
+            for all chunks, such as ``tcp://*:5558``.
+        events_topic: topic of the events.
+        events_tokens: true to announce chunks with their tokens, which routers such as Dynamo's
+            need. The tiers then keep the tokens of chunks beside them, under the tiers' ``codec``.
         tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with
             ``type``, an optional ``name``, and a ``url`` or options.
     """
@@ -75,7 +82,18 @@ class TieringConfig(StrictModel):
     trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)
     trace_files: Count = Field(4, ge=1)
     admin_socket: str | None = Field(None, min_length=1)
+    events_endpoint: str | None = Field(None, min_length=1)
+    events_replay_endpoint: str | None = Field(None, min_length=1)
+    events_topic: str = ""
+    events_tokens: Flag = False
     tiers: tuple[InstanceOf[TierSpec], ...] = ()
+
+    @property
+    def inventory(self) -> Literal["off", "hashes", "tokens"]:
+        """What routers are told of chunks."""
+        if self.events_endpoint is None:
+            return "off"
+        return "tokens" if self.events_tokens else "hashes"
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:

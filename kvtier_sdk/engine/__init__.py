@@ -14,7 +14,7 @@ from kvtier_sdk.engine.model_tier import ModelTier, Work
 from kvtier_sdk.engine.replica_lease import ReplicaLease
 from kvtier_sdk.engine.request_hints import read_request
 from kvtier_sdk.engine.tools import EngineTools
-from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.events import PRIMARY, ChunkNote
 from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
 from kvtier_sdk.opening.tiers import open_manager, open_tier
 from kvtier_sdk.operator.services import OperatorServices
@@ -39,6 +39,7 @@ __all__ = [
     "PRIMARY",
     "ROW_ALIGNMENT",
     "AdapterOptions",
+    "ChunkNote",
     "ComputeRate",
     "CopyResult",
     "DeviceBlocks",

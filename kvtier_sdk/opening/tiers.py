@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -91,9 +91,11 @@ def open_manager(
             hint_share=_share(config.hint_budget, pool),
             hint_duration_s=config.hint_duration_s,
             policy_now_s=policy_now_s,
+            announce=None if services.publisher is None else services.publisher.put,
         )
+        facts: Any = {"verify": config.verify, "inventory": config.inventory}
         specs = [
-            replace(spec if engine_waits else spec.in_background(), verify=config.verify)
+            replace(spec if engine_waits else spec.in_background(), **facts)
             for spec in config.tiers
         ]
         runners = [

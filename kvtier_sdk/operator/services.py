@@ -16,6 +16,7 @@ from typing import Any
 from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.metrics import TierStats
@@ -38,15 +39,19 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     The services stay open when the engine closes its manager and opens another. The ``recorder``
-    records finished requests, and is ``None`` if no trace is configured.
+    records finished requests, and the ``publisher`` tells routers of chunks; either is ``None`` if
+    it is not configured.
 
     Args:
         config: the configuration of the services.
         clock: the source of time.
         chunk_bytes: length of a chunk, for the trace.
+        rank: the engine's number among data-parallel ones, which is added to the events' ports.
     """
 
-    def __init__(self, config: TieringConfig, clock: Clock, chunk_bytes: int) -> None:
+    def __init__(
+        self, config: TieringConfig, clock: Clock, chunk_bytes: int, *, rank: int = 0
+    ) -> None:
         self._config = config
         self._clock = clock
         self._stack = ExitStack()
@@ -61,12 +66,25 @@ class OperatorServices:
                 clock=clock,
             )
             self._stack.callback(self.recorder.close)
+        self.publisher: EventPublisher | None = None
+        if config.events_endpoint is not None:
+            self.publisher = EventPublisher(
+                config.events_endpoint,
+                config.events_replay_endpoint,
+                topic=config.events_topic,
+                tokens=config.events_tokens,
+                rank=rank,
+                clock=clock,
+            )
+            self._stack.callback(self.publisher.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
         """Report on and control an open ``manager`` from now on, instead of any earlier manager.
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
+        if self.publisher is not None:
+            self.publisher.waiting = lambda: manager.clients
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return

@@ -136,6 +136,9 @@ class RunnerOptions(StrictModel):
         probe_interval_s: pause before a tier with an open breaker is probed; the pause doubles with
             each failed probe.
         max_probe_interval_s: the longest pause before a probe.
+        scan_interval_s: where chunks are announced to routers (``events_endpoint``), pause before
+            the store is listed again, to find what other processes have stored and removed; at
+            least nine times as long as a listing takes.
     """
 
     runner: Literal["auto", "thread", "process"] = "auto"
@@ -159,6 +162,7 @@ class RunnerOptions(StrictModel):
     breaker_window: Count = Field(20, ge=1, le=10_000)
     probe_interval_s: Seconds = Field(1.0, alias="probe_interval", gt=0)
     max_probe_interval_s: Seconds = Field(30.0, alias="max_probe_interval", gt=0)
+    scan_interval_s: Seconds = Field(60.0, alias="scan_interval", gt=0)
 
     @property
     def codec_name(self) -> str | None:

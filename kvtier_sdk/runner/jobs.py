@@ -94,6 +94,7 @@ class Job:
         result: the job's result, or ``None`` until the job is concluded; set by the engine only.
         queue_bytes: for a store, the payload bytes of all unfinished stores at this job's start,
             including this job's own; set by the engine only.
+        notes: for a store whose chunks are announced to routers, each chunk's note.
     """
 
     job_id: int
@@ -105,6 +106,7 @@ class Job:
     tag: Any = None
     result: JobResult | None = None
     queue_bytes: int = 0
+    notes: Sequence[bytes] = ()
 
 
 class JobResult(msgspec.Struct, eq=False, tag=True):
@@ -153,6 +155,24 @@ class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
 
     keys: Sequence[OffloadKey]
     evicted: bool = False
+
+
+class InventoryChanged(msgspec.Struct, eq=False, tag=True):
+    """Chunks have come into the tier's store, or have left it, whichever process did it.
+
+    Attributes:
+        serial: a number above those of all earlier reports of this kind.
+        stored: chunks that the store has, in prefix order as far as it is known.
+        notes: for each of these chunks its note, which may be empty.
+        removed: chunks that the store has no more.
+        first: true if all earlier reports of this kind are void, because the tier's loop is new.
+    """
+
+    serial: int
+    stored: Sequence[OffloadKey]
+    notes: Sequence[bytes]
+    removed: Sequence[OffloadKey]
+    first: bool = False
 
 
 class BreakerMoved(msgspec.Struct, eq=False, tag=True):
@@ -207,6 +227,7 @@ SentReport: TypeAlias = (
     | IoEnded
     | Progressed
     | ChunksRemoved
+    | InventoryChanged
     | BreakerMoved
     | MetricsChanged
     | UsageChanged

@@ -31,6 +31,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.compression import ChunkCompressor, CoderTrials, CompressionGate, Moved
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
+from kvtier_sdk.runner.inventory import Inventory
 from kvtier_sdk.runner.jobs import (
     ChunksRemoved,
     IoEnded,
@@ -45,6 +46,7 @@ from kvtier_sdk.runner.jobs import (
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.note_segments import NoteSegments, SegmentBuffers
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.runner.survey import watch_store
@@ -151,6 +153,9 @@ class TierLoop:
         compressed = BufferArena(payload_length, under_way) if coder else None
         probes = BufferArena(header_length + payload_length, len(Direction))
         arenas = [arena for arena in (headers, sealed, compressed, probes) if arena is not None]
+        segment = None
+        if spec.inventory == "tokens":
+            segment = SegmentBuffers(chunk_bytes, header_length, payload_length, codec is not None)
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
             namespace.fingerprint,
@@ -168,7 +173,11 @@ class TierLoop:
             clock=clock,
             logger=self._log.logger,
             report_removed=self._report_removed,
-            regions=(memory.region, *(arena.region for arena in arenas)),
+            regions=(
+                memory.region,
+                *(arena.region for arena in arenas),
+                *(() if segment is None else segment.regions),
+            ),
             maintenance=maintenance,
             digest_bytes=header.digest_bytes,
         )
@@ -198,6 +207,23 @@ class TierLoop:
             )
             for direction, buffer in zip(Direction, probes.take(len(Direction)), strict=True)
         }
+        notes = None
+        if segment is not None:
+            keep = None
+            if codec is not None and segment.sealed is not None:
+                keep = ChunkSealer(self.call, codec, header, segment.sealed)
+            plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, clock)
+            mover = ChunkMover(self.call, header, segment, segment.headers, keep, plain)
+            notes = NoteSegments(self.call, mover, segment, clock, self._rng, self._log)
+        self._inventory = Inventory(
+            self.call,
+            clock,
+            options.scan_interval_s,
+            report if spec.inventory != "off" and not maintenance else None,
+            lambda: self._health[Direction.READ].admits,
+            self._log,
+            notes,
+        )
         self._opening = TierOpening(self._open_tier, spec, clock, self._rng, report, self._log)
         self._queues: dict[Operation, deque[tuple[_Run, _Batch]]] = {
             operation: deque() for operation in _MOVES
@@ -210,7 +236,8 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
-        self._store_watch: asyncio.Task[None] | None = None
+        # What goes on in the background of an open tier.
+        self._watches: list[asyncio.Task[None]] = []
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
@@ -247,7 +274,8 @@ class TierLoop:
         if not context.maintenance:
             reads = self._health[Direction.READ]
             watch = watch_store(self.call, self._log, self._report, lambda: reads.admits)
-            self._store_watch = self._clock.spawn(watch, name=f"watch {self.spec.name}")
+            for work in (watch, self._inventory.watch()):
+                self._watches.append(self._clock.spawn(work, name=f"watch {self.spec.name}"))
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Start or queue jobs; a closed loop cancels them. Call this on the loop's thread."""
@@ -276,6 +304,7 @@ class TierLoop:
         # Stop the opening, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
         await self._end_background()
+        await self._inventory.close()
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
         await self.call.close()
@@ -291,12 +320,11 @@ class TierLoop:
 
     async def _end_background(self) -> None:
         tasks = [task for health in self._health.values() for task in health.tasks]
-        if self._store_watch is not None:
-            tasks.append(self._store_watch)
+        tasks += self._watches
         for task in tasks:
             task.cancel()
         if tasks and not await wait_within(self._clock, _CALLS_END_S, tasks):
-            self._log.warning("a probe or the store watch did not end within %g s", _CALLS_END_S)
+            self._log.warning("a probe or a watch did not end within %g s", _CALLS_END_S)
 
     def _conclude_all(self) -> None:
         for run in list(self._runs):
@@ -529,6 +557,7 @@ class TierLoop:
                 self._settle(run, dict.fromkeys(batch, error))
                 return
             self._note(run, [None])
+            self._inventory.removed(k for k, there in zip(keys, found, strict=True) if not there)
             if not run.concluded:
                 for index, there in zip(batch, found, strict=True):
                     run.verdicts[index] = Verdict.OK if there else Verdict.NOT_FOUND
@@ -538,7 +567,9 @@ class TierLoop:
         """Make the calls one after the other, because the order of touches matters."""
         method = self.call.touch if run.job.operation is Operation.TOUCH else self.call.delete
         for part in batches_of(run.job.keys, self._call_keys):
-            await self._settle_all(run, part, method([run.job.keys[index] for index in part]))
+            keys = [run.job.keys[index] for index in part]
+            if await self._settle_all(run, part, method(keys)) and method == self.call.delete:
+                self._inventory.removed(keys)
 
     async def _purge(self, run: _Run, batch: _Batch) -> None:
         """Delete every chunk, after all running stores have ended."""
@@ -546,20 +577,23 @@ class TierLoop:
         while self._running[Operation.STORE]:
             self._progress.clear()
             await self._progress.wait()
-        await self._settle_all(run, batch, self.call.delete_all())
+        if await self._settle_all(run, batch, self.call.delete_all()):
+            self._inventory.emptied()
 
-    async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> None:
+    async def _settle_all(self, run: _Run, batch: _Batch, call: Awaitable[None]) -> bool:
         error: TierError | None = None
         try:
             await call
         except TierError as raised:
             error = raised
         self._settle(run, dict.fromkeys(batch, error))
+        return error is None
 
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
-        with self._mover.transfers(run.job, batch) as pending:
+        with self._mover.transfers(run.job, batch) as pending, self._inventory.during() as since:
             for attempt in itertools.count():
                 errors = await self._timed(run, self._move(run, pending))
+                self._inventory.moved(run.job, errors, since)
                 self._note(run, list(errors.values()), [pending[index].key for index in errors])
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):
@@ -612,4 +646,5 @@ class TierLoop:
         # Reports can carry plain bytes only. A key that is none raises here, in the backend's call.
         removed = [bytes(memoryview(key)) for key in keys if key != CANARY_KEY]
         if removed:
+            self._inventory.removed(removed)
             self._report(ChunksRemoved(removed, evicted))

@@ -11,7 +11,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import ConfigError, KVTierError
-from kvtier_sdk.events import OffloadingEvent
+from kvtier_sdk.events import ChunkNote, OffloadingEvent
 from kvtier_sdk.hints import Receipt
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.registry import load_store_policy
@@ -78,6 +78,7 @@ class TieringManager:
         hint_duration_s: the longest time for which hints can hold a chunk.
         policy_now_s: returns the time that the policy sees, for a replay that does not wait
             between its requests; the clock's time if ``None``.
+        announce: gets events for routers, also of what other processes do to the tiers' stores.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class TieringManager:
         hint_share: float = 0.25,
         hint_duration_s: float = 3600.0,
         policy_now_s: Callable[[], float] | None = None,
+        announce: Callable[[OffloadingEvent], None] | None = None,
     ) -> None:
         self._clock = clock
         self._policy_now_s = policy_now_s
@@ -102,11 +104,10 @@ class TieringManager:
         self._pool = pool
         self._one_copy = one_copy
         self._recompute_s = recompute_s
-        self._events = events
         reserve = round(pool.slots * store_reserve)
         budget = min(int(pool.slots * hint_share), pool.slots - reserve)
         self._primary = PrimaryTier(
-            pool.slots, pool.chunk_bytes, policy, events=events, lease_budget=budget
+            *(pool.slots, pool.chunk_bytes, policy, budget), events=events, announce=announce
         )
         # A second reference to the primary tier's table, which saves an attribute access per chunk.
         self._by_key = self._primary.by_key
@@ -156,7 +157,9 @@ class TieringManager:
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
-            events=self._events,
+            events=self._primary.events.is_enabled,
+            announce=self._primary.announce,
+            note_of=self._primary.note_of,
         )
         client.open()
         tier = ManagedTier(client, index, store_policy)
@@ -224,9 +227,8 @@ class TieringManager:
         """
         if request.request_id in self._requests:
             raise KVTierError(f"request {request.request_id!r} is alive already")
-        mask = -1
-        if tiers is not None:
-            mask = sum(tier.bit for tier in self._tiers if tier.client.spec.name in tiers)
+        allowed = [tier.bit for tier in self._tiers if tier.client.spec.name in (tiers or ())]
+        mask = -1 if tiers is None else sum(allowed)
         named: dict[OffloadKey, None] | None = None
         arrived_s = 0.0
         if self._recorder is not None or request.hints or request.session is not None:
@@ -435,6 +437,10 @@ class TieringManager:
             self._compute_rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
+    def describe(self, key: OffloadKey, note: ChunkNote) -> None:
+        """Attach a ``note`` for routers to the chunk ``key`` that is being stored."""
+        self._primary.by_key[key].note = note.encode()
+
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
@@ -533,15 +539,11 @@ class TieringManager:
         self._collect()
         # The next step must poll the tiers again, because the engine may sleep after this call.
         self._collected = False
-        if self._cascade.behind or self._hints.has_work:
-            return True
-        return any(tier.client.has_work for tier in self._tiers)
+        has_work = any(tier.client.has_work for tier in self._tiers)
+        return has_work or self._cascade.behind or self._hints.has_work
 
     def take_receipts(self) -> list[Receipt]:
-        """Return what became of hints since the last call, the oldest receipt first.
-
-        Receipts that are not taken in time are lost: the last 1,024 are kept.
-        """
+        """Return the hints' receipts since the last call, oldest first; 1,024 are kept."""
         return self._hints.take_receipts()
 
     def give_hint(self, hint: OperatorHint) -> None:
@@ -550,10 +552,8 @@ class TieringManager:
 
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, tier by tier, each tier's oldest event first."""
-        events = self._primary.events.take()
-        for tier in self._tiers:
-            events += tier.client.take_events()
-        return events
+        events = [self._primary.events.take(), *(t.client.take_events() for t in self._tiers)]
+        return list(itertools.chain.from_iterable(events))
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
         """Forget all cached chunks; lookups after this call find no chunk in the primary tier.

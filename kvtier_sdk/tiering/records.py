@@ -158,6 +158,7 @@ class Slot:
         copies: number of running copies to the device.
         promotion: the chunk's promotion, while the chunk is loading or claimed.
         offers: the tiers to which the chunk was sent or must be sent, if the cascade records them.
+        note: what routers are told of the chunk's blocks, if the engine has said it.
     """
 
     __slots__ = (
@@ -165,6 +166,7 @@ class Slot:
         "hit_step",
         "index",
         "key",
+        "note",
         "offers",
         "pins",
         "promotion",
@@ -182,6 +184,7 @@ class Slot:
         self.copies = 0
         self.promotion: Promotion | None = None
         self.offers: Offers | None = None
+        self.note = b""
 
 
 class Wait:

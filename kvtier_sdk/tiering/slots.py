@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
-from kvtier_sdk.events import PRIMARY, EventLog
+from kvtier_sdk.events import PRIMARY, EventLog, OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.leases import Leases
@@ -50,9 +50,10 @@ class PrimaryTier:
         slot_count: int,
         chunk_bytes: int,
         policy: EvictionPolicy,
+        lease_budget: int = 0,
         *,
         events: bool = False,
-        lease_budget: int = 0,
+        announce: Callable[[OffloadingEvent], None] | None = None,
     ) -> None:
         self.slots = [Slot(index) for index in range(slot_count)]
         self.by_key: dict[OffloadKey, Slot] = {}
@@ -67,7 +68,11 @@ class PrimaryTier:
         self._free = self.slots[::-1]
         self._policy = policy
         self.leases = Leases(lease_budget)
-        self.events = EventLog(PRIMARY, Medium.CPU, Locality.LOCAL, is_enabled=events)
+        of = PRIMARY, Medium.CPU, Locality.LOCAL
+        self.announce = announce
+        self.events = EventLog(*of, is_enabled=events, announce=announce)
+        # Routers may still know the chunks of an earlier manager of this engine.
+        self.events.reset()
         self._purges: list[Purge] = []
 
     @property
@@ -81,6 +86,10 @@ class PrimaryTier:
     @property
     def pins(self) -> int:
         return sum(slot.pins for slot in self.slots)
+
+    def note_of(self, key: OffloadKey) -> bytes:
+        slot = self.by_key.get(key)
+        return b"" if slot is None else slot.note
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
         """Take up to ``count`` slots, evicting if needed; return the slots and the evicted keys."""
@@ -101,6 +110,7 @@ class PrimaryTier:
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
             slot.key = key
+            slot.note = b""
             slot.state = state
             slot.pins = 1
 
@@ -115,7 +125,8 @@ class PrimaryTier:
             slot.used_s = now_s
         keys = [slot.key for slot in slots]
         self._policy.on_insert(keys, request)
-        self.events.add(keys, removed=False)
+        notes = [slot.note for slot in slots]
+        self.events.add(keys, removed=False, notes=notes, session=request.session)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
         """Release pins. A quarantined slot becomes free when its last pin is released."""

@@ -39,6 +39,7 @@ ONLY_IN = {
     "lmcache": ("kvtier_lmcache",),
     "sglang": ("kvtier_sglang",),
     "prometheus_client": ("kvtier_sdk.exporter",),
+    "zmq": ("kvtier_sdk.event_publisher",),
     "typer": ("kvtier_sdk.cli", "kvtier_vllm.tools"),
     "rich": ("kvtier_sdk.cli",),
 }

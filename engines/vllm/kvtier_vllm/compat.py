@@ -38,6 +38,9 @@ _TELLS = "tells_kvtier"
 
 _log = logging.getLogger("kvtier.vllm")
 
+# For each engine, by the identity of its configuration of events, what hears of its blocks.
+_described: dict[int, Callable[[OffloadKey, Any], None]] = {}
+
 
 def release() -> str:
     """Return the major and minor number of this vLLM, for example ``"0.32"``."""
@@ -67,6 +70,47 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     # vLLM's public method gives the position of a single chunk only.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
+
+
+def tell_blocks(
+    events_config: Any, describe: Callable[[OffloadKey, Any], None]
+) -> Callable[[], None]:
+    """Describe the blocks of each chunk that vLLM begins to store, with vLLM's own words for them.
+
+    ``events_config`` is the object that vLLM made for the engine. Returns a function that ends it.
+    """
+    # Only here does the connector have both a chunk and the request with its tokens.
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
+            OffloadingEventsTracker as Tracker,
+        )
+
+        record, build = Tracker.record_store, Tracker._build_event_metadata
+    except (ImportError, AttributeError) as error:
+        _log.warning("routers are not told of this vLLM's tokens: %s", error)
+        return lambda: None
+    if not vars(record).get(_TELLS):
+
+        @functools.wraps(record)
+        def tell_and_record(
+            self: Any, request: Any, group: Any, index: int, key: OffloadKey
+        ) -> None:
+            tell = _described.get(id(self.config))
+            if tell is not None and group.sliding_window_size_in_chunks is None:
+                try:
+                    tell(key, build(self, request, group, index))
+                except (AttributeError, AssertionError, TypeError):
+                    _log.warning("routers are not told of a chunk", exc_info=True)
+            record(self, request, group, index, key)
+
+        vars(tell_and_record)[_TELLS] = True
+        Tracker.record_store = tell_and_record
+    _described[id(events_config)] = describe
+
+    def end() -> None:
+        _described.pop(id(events_config), None)
+
+    return end
 
 
 def tell_stops() -> None:

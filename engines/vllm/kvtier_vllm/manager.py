@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
 from vllm.v1.kv_offload.base import (
@@ -40,6 +40,7 @@ from kvtier_vllm.identity import Identity
 from kvtier_vllm.metrics import StatsFeed
 from kvtier_vllm.translate import (
     cache_hit_source,
+    chunk_note,
     engine_event,
     engine_locality,
     engine_medium,
@@ -177,6 +178,10 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def note_stop(self, request_id: str, stop: str) -> None:
         """Record why a request's answer ended, before :meth:`on_request_finished`."""
         self._stops[request_id] = stop
+
+    def describe(self, key: OffloadKey, blocks: Any) -> None:
+        """Record what routers are told of a chunk that is being stored."""
+        self._manager.describe(key, chunk_note(blocks))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         request = _of(req_context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -138,7 +138,8 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             port = config.metrics_port + self.config.parallel.data_parallel_index
             config = config.model_copy(update={"metrics_port": port})
         clock = SystemClock()
-        services = OperatorServices(config, clock, pool.chunk_bytes)
+        rank = self.config.parallel.data_parallel_index
+        services = OperatorServices(config, clock, pool.chunk_bytes, rank=rank)
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
@@ -161,16 +162,15 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 services=services,
             )
 
-        def close() -> None:
-            services.close()
-            pool.close()
-
+        closing = ExitStack()
+        closing.callback(pool.close)
+        closing.callback(services.close)
         try:
-            return KVTierOffloadingManager(
+            manager = KVTierOffloadingManager(
                 make,
                 tiers,
                 identity,
-                on_shutdown=close,
+                on_shutdown=closing.close,
                 # One step for each stage of the pipeline, and one for asynchronous scheduling.
                 steps_in_flight=self.config.parallel.pp_size + 1,
                 clock=clock,
@@ -178,6 +178,9 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         except BaseException:
             services.close()
             raise
+        if config.inventory == "tokens":
+            closing.callback(compat.tell_blocks(self.kv_events_config, manager.describe))
+        return manager
 
     def _scheduler_pool(self) -> HostPool | EngineSlots:
         joined: HostPool | JoinedRegion = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import Locality as EngineLocality
 from vllm.v1.kv_offload.base import Medium as EngineMedium
@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import OffloadingEvent as EngineEvent
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
-from kvtier_sdk.engine import PRIMARY, read_request
+from kvtier_sdk.engine import PRIMARY, ChunkNote, read_request
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
@@ -36,6 +36,19 @@ def request_context(engine_request: ReqContext, request_id: str | None = None) -
         request_id or engine_request.req_id,
         engine_request.kv_transfer_params,
         [(action.action_type, action.payload) for action in actions],
+    )
+
+
+def chunk_note(blocks: Any) -> ChunkNote:
+    """Return for routers what vLLM's tracker of events knows of a chunk."""
+    parent = blocks.parent_block_hash
+    return ChunkNote(
+        block_hashes=[int.from_bytes(block[-8:], "big") for block in blocks.block_hashes],
+        parent_hash=None if parent is None else int.from_bytes(parent[-8:], "big"),
+        token_ids=list(blocks.token_ids),
+        block_tokens=blocks.block_size,
+        lora_name=blocks.lora_name,
+        kind=blocks.kv_cache_spec.kv_cache_spec_kind,
     )
 
 

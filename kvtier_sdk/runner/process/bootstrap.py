@@ -69,6 +69,7 @@ def write_bootstrap(
         "layout": asdict(layout),
         "pool_fd": pool_fd,
         "verify": spec.verify,
+        "inventory": spec.inventory,
         "log_level": logging.getLogger(f"kvtier.tier.{spec.name}").getEffectiveLevel(),
     }
 
@@ -89,9 +90,8 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
     secrets = {name: VariableSecret(*of) for name, of in bootstrap["variables"].items()}
     config = validate_options(model, bootstrap["config"] | secrets, place)
     runner = validate_options(RunnerOptions, bootstrap["runner"], place)
-    spec = TierSpec(
-        name, bootstrap["backend"], tier_class, config, runner, verify=bootstrap["verify"]
-    )
+    facts = {name: bootstrap[name] for name in ("verify", "inventory")}
+    spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner, **facts)
     if any(bootstrap[part] != options for part, options in _options_of(spec).items()):
         raise ConfigError(f"{place} {_OTHER_OPTIONS}, or use runner 'thread'")
     return spec, namespace, PoolLayout(**bootstrap["layout"])

@@ -24,7 +24,7 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 _HEAD = struct.Struct("<IB")
 #: The longest body, which has room for seven million keys. A longer message is invalid.
@@ -38,7 +38,9 @@ _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
 _log = logging.getLogger("kvtier.runner")
 
 _Slot = Annotated[int, msgspec.Meta(ge=0)]
-_JobFields = tuple[int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, bytes, float]
+_JobFields = tuple[
+    int, Operation, list[OffloadKey], tuple[_Slot, ...], bytes, bytes, float, tuple[bytes, ...]
+]
 
 
 def _plain(value: Any) -> Any:
@@ -127,9 +129,8 @@ def write_job(job: Job) -> bytes:
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
     params = _params_json(request) if request.params else b""
-    return _encode(
-        (job.job_id, job.operation, job.keys, job.slots, request_id, params, job.deadline_s)
-    )
+    fields = job.job_id, job.operation, job.keys, job.slots, request_id, params, job.deadline_s
+    return _encode((*fields, job.notes))
 
 
 def _params_json(request: RequestContext) -> bytes:
@@ -156,14 +157,16 @@ def _params_json(request: RequestContext) -> bytes:
 
 def read_job(body: bytes) -> Job:
     try:
-        job_id, operation, keys, slots, request_id, params, deadline_s = _job_decoder.decode(body)
+        job_id, operation, keys, slots, request_id, params, deadline_s, notes = _job_decoder.decode(
+            body
+        )
         params = json.loads(params) if params else {}
         if not isinstance(params, dict):
             raise ValueError("the request's params are not an object")
         request = RequestContext(request_id.decode(errors="surrogatepass"), params)
     except _MALFORMED as error:
         raise MessageError(f"malformed job: {error}") from None
-    return Job(job_id, operation, keys, slots, request, deadline_s)
+    return Job(job_id, operation, keys, slots, request, deadline_s, notes=notes)
 
 
 def write_reports(reports: Sequence[Report]) -> bytes:

@@ -20,6 +20,7 @@ from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
+    InventoryChanged,
     IoEnded,
     Job,
     JobResult,
@@ -60,6 +61,7 @@ jobs = st.builds(
     slots=st.lists(st.integers(0, 2**32 - 1), max_size=6).map(tuple),
     request=requests,
     deadline_s=st.floats(allow_nan=False),
+    notes=st.lists(st.binary(max_size=9), max_size=6).map(tuple),
 )
 figures = st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=3)
 reports = st.one_of(
@@ -78,6 +80,7 @@ reports = st.one_of(
     ),
     st.builds(IoEnded, numbers),
     st.builds(ChunksRemoved, keys),
+    st.builds(InventoryChanged, numbers, keys, keys, keys, st.booleans()),
     st.builds(BreakerMoved, st.sampled_from(Direction), st.sampled_from(BreakerState)),
     st.builds(MetricsChanged, figures, figures),
 )

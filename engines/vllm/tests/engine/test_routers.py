@@ -1,0 +1,141 @@
+"""Dynamo's router believes a real engine's events: prefixes in files, gone ones, a restart."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.router import Router
+from support.vllm_engine import BLOCK_TOKENS, OUR_MANAGER, make_prompt
+from test_tier_command import tier
+
+from kvtier_sdk import SystemClock
+from kvtier_sdk.event_publisher import EventPublisher
+
+dynamo = pytest.importorskip(
+    "dynamo.llm", reason="Dynamo's router is not here: pip install ai-dynamo-runtime"
+)
+
+CHUNKS = 3
+PROMPT = make_prompt(11, CHUNKS)
+
+
+def free_endpoints() -> list[str]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+class Dynamo:
+    """Dynamo's own selection of a worker, which listens to the workers' endpoints."""
+
+    def __init__(self, *workers: list[str]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._service = self._run(self._start(workers))
+
+    async def _start(self, workers: Any) -> Any:
+        service = dynamo.SelectionService(indexer_threads=1)
+        for number, (events, replay) in enumerate(workers):
+            worker = {
+                "worker_id": number,
+                "endpoint": "http://unused",
+                "block_size": BLOCK_TOKENS,
+                "kv_events_endpoint": events,
+                "replay_endpoint": replay,
+                "max_num_batched_tokens": 8192,
+                "total_kv_blocks": 1000,
+            }
+            await service.upsert_worker(worker)
+        return service
+
+    def _run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def blocks(self) -> list[int]:
+        """Return how many of the prompt's leading blocks each worker's files have."""
+        asked = self._ask(self._service.overlap_scores)["workers"]
+        return [one["disk_blocks"] for one in sorted(asked, key=lambda one: one["worker_id"])]
+
+    def choice(self) -> int:
+        return int(self._ask(self._service.select)["worker_id"])
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        async def ask() -> Any:
+            return await question({"token_ids": PROMPT})
+
+        return self._run(ask())
+
+    def await_blocks(self, *wanted: int) -> None:
+        for _ in range(100):
+            if self.blocks() == list(wanted):
+                return
+            self._run(asyncio.sleep(0.2))
+        assert self.blocks() == list(wanted)
+
+    def close(self) -> None:
+        self._service.shutdown()
+        self._loop.close()
+
+
+def tree_of(router: Router) -> Any:
+    """Return Dynamo's radix tree, fed by the events that ``router`` has heard."""
+    tree = dynamo.RadixTree()
+    for number, event in enumerate(router.events):
+        data: Any = "cleared"
+        if event["type"] == "BlockRemoved":
+            data = {"removed": {"block_hashes": event["block_hashes"]}}
+        elif event["type"] == "BlockStored":
+            tokens = dynamo.compute_block_hash_for_seq(event["token_ids"], event["block_size"])
+            blocks = [
+                {"block_hash": block, "tokens_hash": of}
+                for block, of in zip(event["block_hashes"], tokens, strict=True)
+            ]
+            data = {"stored": {"parent_hash": event["parent_block_hash"], "blocks": blocks}}
+        if data == "cleared" or event["medium"] == "STORAGE":
+            told = {"event_id": number, "data": data, "dp_rank": 0}
+            with contextlib.suppress(RuntimeError if event["type"] == "BlockRemoved" else ()):
+                # With a block the tree has already removed all that follow it.
+                tree.apply_event(7, json.dumps(told).encode())
+    return tree
+
+
+def test_a_router_finds_what_a_restarted_engine_has_in_files(
+    start_engine: Any, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/kv"
+    endpoints, others = free_endpoints(), free_endpoints()
+    offloading = OUR_MANAGER.offloading(url, scan_interval="500ms") | {
+        "events_endpoint": endpoints[0],
+        "events_replay_endpoint": endpoints[1],
+        "events_tokens": True,
+    }
+    idle = EventPublisher(*others, topic="", tokens=True, rank=0, clock=SystemClock())
+    dynamo_router = Dynamo(others, endpoints)
+    try:
+        with start_engine(offloading) as engine:
+            engine.generate(prompts=[PROMPT])
+            engine.settle()
+            dynamo_router.await_blocks(0, CHUNKS)
+        # The same router, and a new one, hear of files that no request of this engine has touched.
+        with start_engine(offloading):
+            dynamo_router.await_blocks(0, CHUNKS)
+            assert dynamo_router.choice() == 1
+            router = Router(*endpoints)
+            router.catch_up()
+            hashes = dynamo.compute_block_hash_for_seq(PROMPT, BLOCK_TOKENS)
+            assert tree_of(router).find_matches(hashes).scores == {(7, 0): CHUNKS}
+            # Another process removes the chunks, and the engine makes no step.
+            tier("rm", url, "--all", "--yes")
+            dynamo_router.await_blocks(0, 0)
+            router.catch_up()
+            assert tree_of(router).find_matches(hashes).scores == {}
+            router.close()
+    finally:
+        dynamo_router.close()
+        idle.close()

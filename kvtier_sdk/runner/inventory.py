@@ -1,0 +1,231 @@
+"""Knows which chunks are in a tier's store, and reports each change, whoever made it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
+from kvtier_sdk.events import in_prefix_order
+from kvtier_sdk.runner.calls import TierCaller
+from kvtier_sdk.runner.jobs import InventoryChanged, Job, Operation
+from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteBook, NoteSegments
+from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
+
+#: Keys of this report at most, and the pause after each report of a scan, so that a scan of a
+#: million chunks leaves time to the tier's calls and to the engine.
+_REPORT_KEYS = 1024
+_PAUSE_S = 0.005
+#: A scan gives way to the loop's other tasks after this many entries.
+_TURN_ENTRIES = 256
+#: Time limit for the last notes when a tier is closed.
+_LAST_NOTES_S = 2.0
+#: Scans take at most a tenth of the time.
+_REST = 9
+
+
+@dataclass(eq=False)
+class Inventory:
+    """The list of a tier's chunks, kept by the tier's own jobs and corrected by repeated scans.
+
+    Without ``_report`` nobody asks, and nothing is kept. The first report of a loop is ``first``:
+    what an earlier loop has reported is void. A scan finds what other processes have stored and
+    removed. Any thread may call :meth:`removed`.
+    """
+
+    _call: TierCaller
+    _clock: Clock
+    _interval_s: float
+    _report: Callable[[InventoryChanged], None] | None
+    _may_scan: Callable[[], bool]
+    _log: TierLog
+    #: Keeps the chunks' notes in the tier; ``None`` if chunks have none.
+    _segments: NoteSegments | None = None
+    # For each chunk, the number of the last scan that has met it or began before its own store.
+    _known: dict[OffloadKey, int] = field(default_factory=dict)
+    _scan_number: int = 0
+    # The removals since the begin of the oldest running store or scan, each with its number.
+    _removals: dict[OffloadKey, int] = field(default_factory=dict)
+    _removal: int = 0
+    # The chunks that the last scan has met for the first time, without a note. If the next scan
+    # finds none either, it may be in a segment that was read while the chunk was away.
+    _bare: list[OffloadKey] = field(default_factory=list)
+    _begun: list[int] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        # A restarted loop's numbers continue above those of the loop before.
+        self._serials = itertools.count(int(self._clock.now_s() * 1e6))
+        self._notes = NoteBook(0) if self._segments is None else self._segments.new_book()
+
+    @contextmanager
+    def during(self) -> Iterator[int]:
+        """Yield a number by which :meth:`stored` sees the removals during a store or a scan."""
+        with self._lock:
+            since = self._removal
+            self._begun.append(since)
+        try:
+            yield since
+        finally:
+            with self._lock:
+                self._begun.remove(since)
+                oldest = min(self._begun, default=self._removal)
+                while self._removals and next(iter(self._removals.values())) <= oldest:
+                    del self._removals[next(iter(self._removals))]
+
+    def moved(self, job: Job, errors: Mapping[int, TierError | None], since: int) -> None:
+        """Note what a store has stored, and what a load has not found."""
+        if self._report is None:
+            return
+        if job.operation is Operation.STORE:
+            notes = job.notes or [b""] * len(job.keys)
+            self.stored({job.keys[i]: notes[i] for i, e in errors.items() if e is None}, since)
+        else:
+            self.removed(job.keys[i] for i, error in errors.items() if _is_gone(error))
+
+    def stored(self, notes: Mapping[OffloadKey, bytes], since: int) -> None:
+        """Add chunks with their notes, except those removed since the begin of their store."""
+        with self._lock:
+            kept = {k: note for k, note in notes.items() if self._removals.get(k, 0) <= since}
+            self._notes.add(kept)
+            self._add(kept)
+
+    def removed(self, keys: Iterable[OffloadKey]) -> None:
+        if self._report is None:
+            return
+        with self._lock:
+            gone = []
+            for key in keys:
+                if self._known.pop(key, None) is not None:
+                    gone.append(key)
+                    self._notes.drop(key)
+                if self._begun:
+                    self._removal += 1
+                    self._removals.pop(key, None)
+                    self._removals[key] = self._removal
+            self._tell(removed=gone)
+
+    def emptied(self) -> None:
+        """Remove all chunks, after a purge."""
+        self._notes.clear()
+        self.removed(list(self._known))
+
+    async def watch(self) -> None:
+        """Scan the store again and again, if the tier can list its chunks."""
+        if self._report is None:
+            return
+        self._tell(first=True)
+        while Capability.SCAN in self._call.tier.capabilities:
+            began_s = self._clock.now_s()
+            try:
+                if self._may_scan():
+                    await self._scan()
+                await self._save()
+            except (TierError, TimeoutError) as error:
+                self._log.debug("its inventory stands still: %s", error or "too slow")
+            rest_s = _REST * (self._clock.now_s() - began_s)
+            await self._clock.sleep(max(self._interval_s, rest_s))
+
+    async def close(self) -> None:
+        """Write the last notes."""
+        try:
+            async with self._clock.timeout(_LAST_NOTES_S):
+                await self._save()
+        except (TierError, TimeoutError) as error:
+            self._log.debug("its last notes are lost: %s", error or "too slow")
+
+    async def _save(self) -> None:
+        if self._segments is not None:
+            await self._segments.save(self._notes)
+
+    async def _scan(self) -> None:
+        with self.during() as since:
+            with self._lock:
+                self._scan_number += 1
+            number = self._scan_number
+            found: dict[OffloadKey, bytes] = {}
+            segments: set[OffloadKey] = set()
+            count = 0
+            async for entry in self._call.entries():
+                key = bytes(entry.key)
+                if split_offload_key(key)[1] >= SEGMENT_GROUP:
+                    segments.add(key)
+                elif not self._met(key, number):
+                    found[key] = b""
+                count += 1
+                if count % _TURN_ENTRIES == 0:
+                    await self._clock.sleep(0)
+            if self._segments is not None:
+                again = any(key in self._known and key not in self._notes for key in self._bare)
+                async for segment, notes in self._segments.unread(
+                    segments, self._notes, again=again
+                ):
+                    self._read(self._segments, segment, notes, found)
+                self._bare = [key for key, note in found.items() if not note]
+                found = in_prefix_order(found)
+            for part in _parts(found):
+                with self._lock:
+                    kept = [key for key in part if self._removals.get(key, 0) <= since]
+                    self._add({key: found[key] for key in kept})
+                await self._clock.sleep(_PAUSE_S)
+        with self._lock:
+            # Children first, because some routers drop all that follows a removed block.
+            gone = [key for key, met in reversed(self._known.items()) if met < number]
+        for part in _parts(gone):
+            self.removed([key for key in part if self._known.get(key, number) < number])
+            await self._clock.sleep(_PAUSE_S)
+        if self._segments is not None:
+            await self._segments.tidy(self._notes)
+
+    def _read(
+        self,
+        segments: NoteSegments,
+        segment: OffloadKey,
+        notes: Mapping[OffloadKey, bytes],
+        found: dict[OffloadKey, bytes],
+    ) -> None:
+        """Add a segment's notes to the chunks found, and the known chunks that had no note."""
+        with self._lock:
+            here = [key for key in notes if key in self._known or key in found]
+            found.update({k: notes[k] for k in here if k in found or k not in self._notes})
+        segments.was_read(self._notes, segment, here, all_met=len(here) == len(notes))
+
+    def _met(self, key: OffloadKey, number: int) -> bool:
+        """Note that a scan has met a chunk; return false if the chunk was not known."""
+        with self._lock:
+            if key not in self._known:
+                return False
+            self._known[key] = number
+            return True
+
+    def _add(self, notes: Mapping[OffloadKey, bytes]) -> None:
+        told = [key for key, note in notes.items() if note or key not in self._known]
+        self._known.update(dict.fromkeys(notes, self._scan_number))
+        self._tell(told, [notes[key] for key in told])
+
+    def _tell(
+        self,
+        stored: Sequence[OffloadKey] = (),
+        notes: Sequence[bytes] = (),
+        removed: Sequence[OffloadKey] = (),
+        first: bool = False,
+    ) -> None:
+        if self._report is not None and (stored or removed or first):
+            serial = next(self._serials)
+            self._report(InventoryChanged(serial, stored, notes, removed, first))
+
+
+def _is_gone(error: TierError | None) -> bool:
+    is_lost = isinstance(error, ChunkNotFoundError | CorruptChunkError)
+    return is_lost and not isinstance(error, ChunkAuthError)
+
+
+def _parts(keys: Iterable[OffloadKey]) -> Iterator[list[OffloadKey]]:
+    rest = iter(keys)
+    while part := list(itertools.islice(rest, _REPORT_KEYS)):
+        yield part

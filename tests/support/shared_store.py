@@ -1,0 +1,170 @@
+"""Engines on one shared store, each with a publisher, whose loops run on a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from kvtier_sdk import HostPool, Medium, Namespace, OffloadKey, RequestContext, TierSpec
+from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.event_publisher import EventPublisher
+from kvtier_sdk.events import ChunkNote
+from kvtier_sdk.options.tier import RunnerOptions
+from kvtier_sdk.runner.loop import TierLoop
+from kvtier_sdk.runner.loop_thread import end_event_loop
+from kvtier_sdk.testing.inline_runner import InlineRunner
+from kvtier_sdk.testing.virtual_clock import VirtualClock
+from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
+from kvtier_sdk.types import make_offload_key, split_offload_key
+from support.router import Router
+from support.server import free_port
+
+CHUNK_BYTES = 2048
+INTERVAL_S = 60.0
+REQUEST = RequestContext("r")
+
+
+class SharedTier(MemoryTier):
+    """A memory tier whose instances share one store; each reports only what it removes itself."""
+
+    medium = Medium.STORAGE
+    shared: ClassVar[Any] = None
+
+    async def open(self) -> None:
+        cls = type(self)
+        if cls.shared is None:
+            cls.shared = self._objects, self._used_s, self._stored_s
+        self._objects, self._used_s, self._stored_s = cls.shared
+
+    @property
+    def _used_bytes(self) -> int:
+        return sum(map(len, self._objects.values()))
+
+    @_used_bytes.setter
+    def _used_bytes(self, used: int) -> None:
+        pass
+
+
+def chunk(line: int, place: int) -> tuple[OffloadKey, bytes]:
+    """Return a prompt's chunk of two blocks, of which two prompts share the first."""
+
+    def block(line: int, at: int) -> int:
+        return random.Random(f"{line} {at}").getrandbits(64)
+
+    first, last = block(line // 2, 2 * place), block(line, 2 * place + 1)
+    parent = block(line, 2 * place - 1) if place else None
+    key = make_offload_key(random.Random(f"{line} {place} key").randbytes(32))
+    return key, ChunkNote([first, last], parent, list(range(8)), 4).encode()
+
+
+class Engine:
+    """A tier's client with a publisher, in a process that can end at any time."""
+
+    def __init__(self, clock: VirtualClock, pool: HostPool, seed: int, **options: Any) -> None:
+        self._clock, self._pool, self._options = clock, pool, options
+        self._rng = random.Random(seed)
+        self.notes: dict[OffloadKey, bytes] = {}
+        self._endpoints = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+        self._start()
+        self.router = Router(*self._endpoints, loss=0.2, seed=seed)
+
+    def _start(self) -> None:
+        self.publisher = EventPublisher(
+            *self._endpoints, topic="kv", tokens=True, rank=0, clock=SystemClock(), kept_batches=8
+        )
+        self._open()
+
+    def _open(self) -> None:
+        runner = RunnerOptions.model_validate({"scan_interval": INTERVAL_S})
+        config = MemoryTierConfig.model_validate(self._options)
+        spec = TierSpec("shared", "memory", SharedTier, config, runner, inventory="tokens")
+
+        def make_loop(report: Any) -> TierLoop:
+            return TierLoop(
+                spec,
+                namespace=Namespace({}),
+                memory=self._pool,
+                clock=self._clock,
+                report=report,
+                rng=self._rng,
+            )
+
+        self.runner = InlineRunner(make_loop, self._clock)
+        self.client = TierClient(
+            spec,
+            self.runner,
+            TierListener(),
+            clock=self._clock,
+            chunk_bytes=CHUNK_BYTES,
+            announce=self.publisher.put,
+            note_of=lambda key: self.notes.get(key, b""),
+        )
+        self.client.open()
+
+    def run(self, duration_s: float, *, is_idle: bool = False) -> None:
+        self.client.flush()
+        self.runner.run_for(duration_s)
+        if is_idle:
+            self.client.announce()
+        else:
+            self.client.poll()
+
+    def tell_everything(self) -> None:
+        """Let the router hear all that this engine has said, however slow the machine is."""
+        self.router.catch_up()
+        while self.publisher._events or self.router._expected != self.publisher._next:
+            self.router.catch_up()
+
+    def restart(self, *, in_time: bool, at_rest: bool = True) -> None:
+        """End the process, with or without its last words; only the store is left of it."""
+        if in_time:
+            self.client.close()
+        else:
+            # A crash loses the notes since the last scan, and only they make a chunk unknown.
+            self.run(2 * INTERVAL_S if at_rest else 0.0)
+            end_event_loop(self.runner._event_loop, self._clock)
+        self.publisher.close()
+        self.notes.clear()
+        self._clock.advance(1.0)
+        self._start()
+
+    def lose_tier(self) -> None:
+        """End the tier's process alone."""
+        self.run(2 * INTERVAL_S)
+        end_event_loop(self.runner._event_loop, self._clock)
+        self._clock.advance(1.0)
+        self._open()
+
+    def close(self) -> None:
+        self.router.close()
+        self.publisher.close()
+        self.client.close()
+
+
+@contextmanager
+def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
+    SharedTier.shared = None
+    clock = VirtualClock()
+    pool = HostPool(8, CHUNK_BYTES)
+    made = [Engine(clock, pool, seed, **options) for seed in range(count)]
+    yield made
+    for engine in made:
+        engine.close()
+    pool.close()
+
+
+def stored_keys(*, segments: bool = False) -> set[OffloadKey]:
+    """Return the keys of the chunks in the store, or of the segments of notes beside them."""
+    return {key for key in SharedTier.shared[0] if bool(split_offload_key(key)[1]) is segments}
+
+
+def lose(keys: Sequence[OffloadKey]) -> None:
+    """Remove chunks as another process would, which no engine hears."""
+    for key in keys:
+        if key in SharedTier.shared[0]:
+            for table in SharedTier.shared:
+                del table[key]

@@ -1,0 +1,163 @@
+"""What routers hear, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+zmq = pytest.importorskip("zmq")
+
+from support.router import Router  # noqa: E402
+
+from kvtier_sdk import ConfigError, Locality, Medium, OffloadKey, make_offload_key  # noqa: E402
+from kvtier_sdk.aio.clock import SystemClock  # noqa: E402
+from kvtier_sdk.event_publisher import AnnouncedChunks, EventPublisher  # noqa: E402
+from kvtier_sdk.events import ChunkNote, OffloadingEvent, in_prefix_order  # noqa: E402
+
+Make = Callable[..., EventPublisher]
+
+
+def key(number: int, group: int = 0) -> OffloadKey:
+    return make_offload_key(number.to_bytes(32, "big"), group)
+
+
+def event(
+    *keys: OffloadKey, tier: str = "file", removed: bool = False, **of: Any
+) -> OffloadingEvent:
+    medium = Medium.CPU if tier == "host" else Medium.STORAGE
+    return OffloadingEvent(keys, tier, medium, Locality.LOCAL, removed, **of)
+
+
+def note(*blocks: int, parent: int | None = None) -> bytes:
+    tokens = list(range(2 * len(blocks)))
+    return ChunkNote(list(blocks), parent, tokens, 2, kind="full_attention").encode()
+
+
+@pytest.fixture
+def endpoints() -> list[str]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return [f"tcp://127.0.0.1:{of.getsockname()[1]}" for of in (one, other)]
+
+
+@pytest.fixture
+def publish(endpoints: list[str]) -> Iterator[Make]:
+    made: list[EventPublisher] = []
+
+    def make(tokens: bool = False, **options: Any) -> EventPublisher:
+        facts = {"topic": "kv", "rank": 0, "clock": SystemClock(), **options}
+        made.append(EventPublisher(*endpoints, tokens=tokens, **facts))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_late_router_gets_everything_and_then_what_is_new(
+    publish: Make, endpoints: list[str]
+) -> None:
+    publisher = publish()
+    publisher.put(event(key(1), key(2)))
+    publisher.put(event(key(2), removed=True))
+    publisher.put(event(key(3), tier="host", session="chat"))
+    router = Router(*endpoints)
+    router.catch_up()
+    assert router.snapshots == 1
+    assert set(router.blocks) == {("STORAGE", 0, 1), ("CPU", 0, 3)}
+    publisher.put(event(key(4)))
+    router.catch_up()
+    assert router.snapshots == 1
+    assert router.has([1, 4])
+    router.close()
+
+
+def test_a_router_that_outlives_the_engine_forgets_what_the_engine_had(
+    publish: Make, endpoints: list[str]
+) -> None:
+    publisher = publish()
+    publisher.put(event(key(1)))
+    router = Router(*endpoints)
+    router.catch_up()
+    publisher.close()
+    publish().put(event(key(2)))
+    router.catch_up()
+    assert set(router.blocks) == {("STORAGE", 0, 2)}
+    router.close()
+
+
+def test_a_router_that_missed_little_gets_it_without_a_snapshot(
+    publish: Make, endpoints: list[str]
+) -> None:
+    publisher = publish()
+    router = Router(*endpoints)
+    router.catch_up()
+    for number in range(20):
+        publisher.put(event(key(number)))
+        router._loss = 0.5
+        router.listen(0.1)
+    router.catch_up()
+    assert len(router.blocks) == 20
+    assert router.snapshots == 1
+    router.close()
+
+
+def told(chunks: AnnouncedChunks, *events: OffloadingEvent) -> list[tuple[str, list[int]]]:
+    found = [one for of in events for one in chunks.apply(of)]
+    return [(one["type"], one.get("block_hashes", [])) for one in found]
+
+
+def test_a_block_is_told_once_for_all_tiers_and_chunks_of_a_medium() -> None:
+    chunks = AnnouncedChunks(tokens=True)
+    assert told(chunks, event(key(2), notes=[note(1, 2)])) == [("BlockStored", [1, 2])]
+    # Another tier has the same chunk, and another chunk the same first block.
+    assert told(chunks, event(key(2), tier="cold")) == []
+    (stored,) = chunks.apply(event(key(3), notes=[note(1, 3)]))
+    assert (stored["block_hashes"], stored["parent_block_hash"]) == ([3], 1)
+    assert stored["token_ids"] == [2, 3]
+    assert told(chunks, event(key(2), removed=True)) == []
+    assert told(chunks, event(key(2), tier="cold", removed=True)) == [("BlockRemoved", [2])]
+    assert told(chunks, event(key(3), removed=True)) == [("BlockRemoved", [1, 3])]
+
+
+def test_a_chunk_is_told_with_its_tokens_or_not_at_all() -> None:
+    chunks = AnnouncedChunks(tokens=True)
+    assert told(chunks, event(key(1)), event(key(1), tier="host")) == []
+    assert told(chunks, event(key(1), notes=[note(1)])) == 2 * [("BlockStored", [1])]
+    (bare,) = AnnouncedChunks(tokens=False).apply(event(key(9), notes=[note(7, 8)]))
+    assert (bare["block_hashes"], bare["token_ids"]) == ([9], [])
+
+
+def test_a_new_loop_of_a_tier_makes_void_what_the_old_one_has_told() -> None:
+    chunks = AnnouncedChunks(tokens=False)
+    told(chunks, event(key(1), key(2)), event(key(1), tier="host"))
+    assert told(chunks, event(removed=True)) == [("BlockRemoved", [1]), ("BlockRemoved", [2])]
+    assert [one["type"] for one in chunks.snapshot()] == ["AllBlocksCleared", "BlockStored"]
+
+
+def test_a_snapshot_names_parents_first() -> None:
+    notes = {key(n): note(n, parent=n - 1 if n else None) for n in (5, 3, 4, 0, 2, 1)}
+    assert list(in_prefix_order(notes)) == [key(n) for n in range(6)]
+    circle = {key(1): note(1, parent=2), key(2): note(2, parent=1)}
+    assert set(in_prefix_order(circle)) == set(circle)
+
+
+def test_a_port_in_use_is_an_error_that_names_the_option(
+    publish: Make, endpoints: list[str]
+) -> None:
+    publish()
+    with pytest.raises(ConfigError, match="'events_endpoint'.*a port of its own"):
+        publish()
+
+
+def test_a_missing_extra_is_an_error_that_says_how_to_get_it(
+    publish: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(ConfigError, match=r"pip install 'kvtier-sdk\[events\]'"):
+        publish()
