@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("zmq")
 
 from support.shared_store import (
-    INTERVAL_S,
     REQUEST,
     Engine,
     chunk,
@@ -75,7 +74,7 @@ def test_what_is_announced_is_there() -> None:
             if done.total() >= checked + EVENTS / 4:
                 checked = done.total()
                 for engine in 2 * engines:
-                    engine.run(10 * INTERVAL_S)
+                    engine.scan_twice()
                 there = really()
                 assert [told_by(engine) for engine in engines] == [there, there]
         assert len(there) > 20
