@@ -50,7 +50,7 @@ help:
 	@echo "make reliability [TRIES=3]    the same several times, and write docs/reliability.md"
 	@echo "make endurance                200,000 requests with a fault each second"
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
-	@echo "make search                   property tests with ten times as many examples, new ones each time"
+	@echo "make search                   property tests with twenty times as many examples, new ones each time"
 	@echo "make test-reader              tutorial, examples, demo, alerts and typing, as their readers have them"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"
@@ -142,7 +142,7 @@ $(VENV)/.setup: pyproject.toml $(wildcard backends/*/pyproject.toml engines/*/py
 		-e backends/s3 -e backends/obstore -e backends/mooncake -e engines/vllm -e engines/lmcache -e engines/sglang
 	@touch $@
 
-# On one event loop; test-wheels tests connections and backends on asyncio's too. The layers are
+# On one event loop; test-wheels tests connections and backends on asyncio's. The layers are
 # tested by make check.
 test: setup servers
 	KVTIER_TEST_LOOP=uvloop $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore $(LAYERS)

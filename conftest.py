@@ -1,11 +1,13 @@
 """Configures Hypothesis for all tests, and checks that they leave the checkout clean.
 
 Examples have no deadline, because the machine may be busy. Hypothesis tries the same examples in
-each run, so that only a changed file can cause a new failure. ``make search`` tries other examples.
+each run, so that only a changed file can cause a new failure. ``make search`` tries other examples,
+and more of them.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from pathlib import Path
@@ -14,7 +16,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    "steady",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
+    max_examples=50,
 )
 settings.register_profile(
     "search", settings.get_profile("steady"), derandomize=False, max_examples=1000, print_blob=True
@@ -30,6 +36,12 @@ _LEFT = pytest.StashKey[list[str]]()
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
         session.config.stash[_BEFORE] = _names(session.config.rootpath)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what collection has made from garbage collections: tests collect often."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,10 +2,12 @@
 
 Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
-The wheels are installed into a new environment. The tests are copied away from the source tree, so
-that they fail if a wheel lacks a file or does not declare a requirement. The unit tests, the
-simulation and the tests of backends and engines run. The long tests with Hypothesis do not run,
-because packaging cannot break what they test. The tests use the wheel's core, compiled or not.
+A wheel must hold each file of its package. The wheels are installed into a new environment, and
+tests are copied away from the source tree. Only those run that can differ from the source tree: the
+tests of compiled modules, of what stands directly on them, of a tier's process, of entry points,
+and of the backends. The tests of connections run on asyncio's event loop, because "make test" has
+run them on uvloop's. The long tests with Hypothesis do not run, because packaging cannot break what
+they test. The tests use the wheel's core, compiled or not.
 """
 
 from __future__ import annotations
@@ -30,6 +32,17 @@ _EXTRAS = "cli,events,metrics,seal,testing,torch,uvloop,yaml"
 _SIDES = ("backends", "engines")
 # Hypothesis does not mark its state machines' tests, which are all named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
+_PLACES = (
+    "tests/unit/aio",
+    "tests/unit/codecs",
+    "tests/unit/engine",
+    "tests/unit/opening",
+    "tests/unit/policies",
+    "tests/unit/runner/process",
+    "tests/unit/test_registry.py",
+    "tests/unit/tiering",
+    "tests/simulation/test_simulation.py",
+)
 
 
 def main() -> int:
@@ -46,7 +59,11 @@ def main() -> int:
         ]
         packages = [ROOT, *(path.parent for path in projects)]
         wheels = [wheel_of(package) for package in packages]
-        faults = [fault for wheel in wheels for fault in faults_of(wheel)]
+        faults = [
+            fault
+            for wheel, package in zip(wheels, packages, strict=True)
+            for fault in faults_of(wheel, _module_of(package))
+        ]
         if faults:
             print(*faults, sep="\n", file=sys.stderr)
             return 1
@@ -67,10 +84,20 @@ def wheel_of(package: Path) -> Path:
     return found[0]
 
 
-def faults_of(wheel: Path) -> list[str]:
+def _module_of(package: Path) -> Path:
+    return next(package.glob("kvtier_*/__init__.py")).parent
+
+
+def faults_of(wheel: Path, module: Path) -> list[str]:
+    """Compare a wheel with the source tree of its module."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    faults = []
+    files = {str(path.relative_to(module.parent)) for path in module.rglob("*") if path.is_file()}
+    faults = [
+        f"lacks {name}"
+        for name in sorted(files - set(names))
+        if not name.endswith((".c", ".pyc", ".so"))
+    ]
     if not any(re.fullmatch(r"[^/]+/py\.typed", name) for name in names):
         faults.append("holds no py.typed")
     if not any(re.fullmatch(r"[^/]+\.dist-info/licenses/LICENSE", name) for name in names):
@@ -107,9 +134,10 @@ def test(
     _run([*pip, *install], quiet=True)
     copy = work / "copy"
     places = copy_tests(packages, copy)
-    modules = [next(package.glob("kvtier_*/__init__.py")).parent.name for package in packages]
+    modules = [_module_of(package).name for package in packages]
     # PYTHONPATH could make the tests import the source tree instead of the wheels.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables["KVTIER_TEST_LOOP"] = "asyncio"
     check = f"""
 import importlib.util, pathlib, sys
 from kvtier_sdk.core_form import CORE, IS_COMPILED
@@ -128,22 +156,17 @@ for name in {modules}:
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
     """Copy the tests and the files that the tests need; return the paths of the tests."""
-    # The layers are a matter of the sources.
-    ignored = shutil.ignore_patterns("__pycache__", "test_layers.py")
-    places = ["tests/unit", "tests/simulation/test_simulation.py"]
+    ignored = shutil.ignore_patterns("__pycache__")
+    places = list(_PLACES)
     for part in ("unit", "simulation", "support"):
         shutil.copytree(ROOT / "tests" / part, into / "tests" / part, ignore=ignored)
     for name in ("conftest.py", Path(__file__).name):
         shutil.copy(ROOT / "tests" / name, into / "tests")
-    shutil.copytree(ROOT / "docs", into / "docs")
-    for package in packages[1:]:
-        folder = package.relative_to(ROOT)
-        (into / folder).mkdir(parents=True)
-        shutil.copy(package / "README.md", into / folder)
-        # No engine is installed, and only the unit tests of an engine's package run without it.
-        place = folder / "tests" / ("unit" if package.parent.name == "engines" else "")
-        if (ROOT / place).exists():
+    for package in packages:
+        if package.parent.name == "backends":
+            place = package.relative_to(ROOT) / "tests"
             shutil.copytree(ROOT / place, into / place, ignore=ignored)
+            shutil.copy(package / "README.md", into / place.parent)
             places.append(str(place))
     (into / "pytest.ini").write_text(_settings())
     return places

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Generic, Protocol, TypeVar
 
+from kvtier_sdk.errors import TierUnavailableError
+
 _CLOSED = "the tier was closed"
 
 
@@ -55,15 +57,20 @@ class ConnectionPool(Generic[C]):
 
         If the connection is still usable after the block, the pool keeps it for the next borrower.
         If the block raises or is cancelled, the pool closes the connection, because the next
-        borrower might receive the rest of an unfinished reply. To keep the connection after an
-        error that does not affect it, raise the error after the block.
+        borrower might receive the rest of an unfinished reply. After a
+        :class:`TierUnavailableError` the pool closes its idle connections too. To keep the
+        connection after an error that does not affect it, raise the error after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()
             try:
                 yield connection
-            except BaseException:
+            except BaseException as error:
                 connection.close("its borrower failed")
+                if isinstance(error, TierUnavailableError):
+                    # The idle ones are older, so the server has probably lost them too. If they
+                    # stayed, each retry could fail with another of them.
+                    self._close_idle("another connection was lost")
                 raise
             if self._is_closed:
                 connection.close(_CLOSED)
@@ -75,8 +82,11 @@ class ConnectionPool(Generic[C]):
     def close(self) -> None:
         """Close idle connections now, and lent connections on return. A second call is harmless."""
         self._is_closed = True
+        self._close_idle(_CLOSED)
+
+    def _close_idle(self, reason: str) -> None:
         while self._idle:
-            self._idle.pop().close(_CLOSED)
+            self._idle.pop().close(reason)
 
     def _take(self) -> C | None:
         while self._idle:

@@ -28,7 +28,7 @@ from kvtier_sdk.testing import (
     VirtualClock,
     tier_state_machine,
 )
-from kvtier_sdk.testing.conformance import outages
+from kvtier_sdk.testing.conformance import chunks, outages
 from kvtier_sdk.testing.conformance.suite import run_check
 
 #: Checks that use threads, processes or real delays. All other checks run on virtual time, where a
@@ -73,9 +73,11 @@ def outcomes_of(
 
 
 @pytest.fixture(autouse=True)
-def outages_interrupt_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the checks of outages short: on virtual time, a small chunk is interrupted as well."""
+def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt small chunks, and send big batches only where these are tested."""
     monkeypatch.setattr(outages, "_CHUNK_BYTES", CHUNK_BYTES)
+    if not re.search("big_?batch", request.node.name, re.IGNORECASE):
+        monkeypatch.setattr(chunks, "_BIG_BATCH", 32)
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)

@@ -26,6 +26,7 @@ from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, replay
 MIB = 2**20
 FULL = "No space left on device"
 _STEPS = 3000
+_LOOK_S = 0.002
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def watched(root: Path) -> Iterator[list[int]]:
     stop = threading.Event()
 
     def watch() -> None:
-        while not stop.is_set():
+        while not stop.wait(_LOOK_S):
             most[0] = max(most[0], free_bytes - _free_bytes(root))
 
     watcher = threading.Thread(target=watch)

@@ -30,6 +30,7 @@ def script() -> ModuleType:
         ((*GOOD, "mine__mypyc.cpython-311-x86_64-linux-gnu.so", "mine/a/_planes.abi3.so"), []),
         ((*GOOD, "mine__mypyc.cpython-311-x86_64-linux-gnu.so"), ["holds no compiled coder"]),
         (GOOD[:2], ["holds no LICENSE"]),
+        (GOOD[1:], ["lacks mine/__init__.py"]),
         ((*GOOD[::2], "mine/sub/py.typed"), ["holds no py.typed"]),
         ((*GOOD, "mine/tests/test_x.py"), ["holds mine/tests/test_x.py, a test"]),
         ((*GOOD, "mine/testing/kit.py"), []),
@@ -40,8 +41,13 @@ def script() -> ModuleType:
 def test_a_faulty_wheel_is_seen(
     script: ModuleType, tmp_path: Path, names: tuple[str, ...], faults: list[str]
 ) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("__init__.py", "_part.c"):
+        (tmp_path / "mine" / name).touch()
     wheel = tmp_path / "mine-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name in names:
             archive.writestr(name, "")
-    assert script.faults_of(wheel) == [f"{wheel.name}: {fault}" for fault in faults]
+    assert script.faults_of(wheel, tmp_path / "mine") == [
+        f"{wheel.name}: {fault}" for fault in faults
+    ]

@@ -98,6 +98,14 @@ class Gate:
         assert self.entered.is_set()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patient_open() -> Iterator[None]:
+    """Let ``open`` wait until the chunks are counted, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvtier_file.tier._COUNT_S", 30.0)
+        yield
+
+
 @pytest.fixture
 def make_gate() -> type[Gate]:
     return Gate

@@ -7,10 +7,10 @@ from kvtier_sdk.testing import TierConformance
 
 
 class TestFileTier(TierConformance):
-    @pytest.fixture(params=["off", "auto"])
-    def tier(self, tmp_path, request):
+    @pytest.fixture
+    def tier(self, tmp_path):
         self.root = tmp_path / "kv"
-        return self._entry(direct_io=request.param)
+        return self._entry()
 
     def read_raw(self, key):
         return self._file(key).read_bytes() if self._file(key).exists() else None
@@ -45,4 +45,4 @@ class TestSealedFileTier(TestFileTier):
     @pytest.fixture
     def tier(self, tmp_path):
         self.root = tmp_path / "kv"
-        return self._entry(codec=write_keys(tmp_path / "chunk.keys", OURS))
+        return self._entry(direct_io="off", codec=write_keys(tmp_path / "chunk.keys", OURS))

@@ -548,7 +548,12 @@ async def test_a_tier_opens_while_another_writes_too_much(pair, monkeypatch, mak
 
 
 @pytest.fixture
-async def slow_count(bench, monkeypatch, make_gate):
+def impatient_open(monkeypatch):
+    monkeypatch.setattr("kvtier_file.tier._COUNT_S", 0.05)
+
+
+@pytest.fixture
+async def slow_count(bench, monkeypatch, make_gate, impatient_open):
     """Store a chunk, and return a gate that stops the next tier's count at its last shard."""
     tier = await bench.open()
     await bench.put(tier, KEYS[0])
@@ -561,7 +566,7 @@ async def slow_count(bench, monkeypatch, make_gate):
 
 async def test_lookups_and_loads_do_not_wait_for_the_count(bench, slow_count):
     tier = await bench.open()
-    assert slow_count.entered.is_set()
+    await slow_count.reached()
     store = asyncio.create_task(bench.put(tier, KEYS[1]))
     usage = asyncio.create_task(tier.usage())
     assert await bench.has(tier, *KEYS[:2]) == [True, False]
@@ -584,7 +589,9 @@ async def test_the_next_store_repeats_a_failed_count(bench, slow_count, monkeypa
     assert (await tier.usage()).chunks == 2
 
 
-async def test_a_store_before_the_count_joins_for_both(bench, monkeypatch, make_gate):
+async def test_a_store_before_the_count_joins_for_both(
+    bench, monkeypatch, make_gate, impatient_open
+):
     late = make_gate(ChunkStore.count)
     monkeypatch.setattr(ChunkStore, "count", lambda *args: late(*args))
     tier = await bench.open()
@@ -596,8 +603,8 @@ async def test_a_store_before_the_count_joins_for_both(bench, monkeypatch, make_
     assert len(os.listdir(bench.root / ".shared" / "leases")) == 1
 
 
-async def test_a_store_does_not_share_the_lock_with_the_count(bench, monkeypatch):
-    await bench.open()
+async def test_a_store_does_not_share_the_lock_with_the_count(bench, monkeypatch, impatient_open):
+    await (await bench.open())._counting
     real, busy = fcntl.flock, set()
 
     def watched(fd, operation):

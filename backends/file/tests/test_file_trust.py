@@ -102,7 +102,7 @@ records = st.lists(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     generation=numbers,
     ledger_bytes=numbers | small,

@@ -31,6 +31,8 @@ _EXAMINED_BYTES = 64 * 2**20
 _UNKNOWN_BYTES = 4096
 #: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
+#: The least number of retries. A failure ends a command, so its retries last 2.5 s, not 60 ms.
+_RETRIES = 7
 #: The verdicts that concern one chunk; all others concern the whole tier.
 _OF_A_CHUNK = (
     Verdict.OK,
@@ -57,6 +59,7 @@ def open_for_maintenance(
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
+    options["retries"] = max(_RETRIES, spec.runner.retries)
     if not stores:
         options["compress"] = "never"
     if isinstance(namespace, StoredNamespace) and "codec" not in namespace.facts:

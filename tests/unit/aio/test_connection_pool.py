@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvtier_sdk import ConnectionPool
+from kvtier_sdk import ConnectionPool, TierUnavailableError
 
 
 class Line:
@@ -98,6 +98,18 @@ async def test_after_a_failure_it_is_not_lent(server: Server, failure: type[Base
     assert server.lines[0].closed_for == "its borrower failed"
     async with pool.borrow() as line:
         assert line is server.lines[1]
+
+
+async def test_after_a_lost_connection_the_next_borrower_gets_a_new_one(server: Server) -> None:
+    pool = ConnectionPool(server.dial, 3)
+    async with pool.borrow(), pool.borrow(), pool.borrow() as idle:
+        pass
+    with pytest.raises(TierUnavailableError):
+        async with pool.borrow():
+            raise TierUnavailableError("closed by the server")
+    assert idle.closed_for == "another connection was lost"
+    async with pool.borrow() as line:
+        assert line is server.lines[3]
 
 
 async def test_one_that_is_not_usable_is_closed(server: Server) -> None:

@@ -134,7 +134,7 @@ def check_arc(policy: ARCPolicy, slots: int) -> None:
 def machine_of(policy: str) -> type:
     machine = type(f"Machine_{policy}", (PolicyMachine,), {"name": policy})
     case: type = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=100, stateful_step_count=50)  # type: ignore[attr-defined]
+    case.settings = settings(stateful_step_count=50)  # type: ignore[attr-defined]
     return case
 
 

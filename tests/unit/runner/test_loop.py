@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.scripted_loop import ERRORS, Act, Rig
 
@@ -29,7 +29,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300)
 @given(
     script=st.lists(st.one_of(ACTS, ACTS, ACTS, ACTS, BREACHES), max_size=25),
     steps=st.lists(STEPS, max_size=15),

@@ -128,7 +128,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeases = LeaseMachine.TestCase
-TestLeases.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLeases.settings = settings(stateful_step_count=40)
 
 
 def test_outdated_ends_are_forgotten() -> None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from support.keys import OURS, write_keys
 
 from kvtier_sdk.testing import TierConformance
 from kvtier_sdk.testing.conformance.subject import TierLike
@@ -31,9 +28,3 @@ class TestMemoryTierOnASlowWire(TestMemoryTier):
     @pytest.fixture
     def tier(self) -> TierLike:
         return "memory:?latency=2ms&bandwidth=1GiB"
-
-
-class TestSealedMemoryTier(TestMemoryTier):
-    @pytest.fixture
-    def tier(self, tmp_path: Path) -> TierLike:
-        return f"memory:?codec={write_keys(tmp_path / 'chunk.keys', OURS)}"

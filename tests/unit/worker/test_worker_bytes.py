@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.gated_copies import filled, one_tensor
 
@@ -54,7 +54,6 @@ def pages(group: KVGroup, block: int) -> list[bytes]:
     return [page(kv, block) for kv in group.tensors]
 
 
-@settings(max_examples=60)
 @given(caches(), st.data())
 def test_blocks_come_back_into_other_blocks(groups: list[KVGroup], data: st.DataObject) -> None:
     stored, sizes, slots_of = [], [], []
