@@ -1,5 +1,6 @@
 """Engines of different parallelism share chunks where, and only where, the bytes are the same."""
 
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,28 @@ def test_certified_chunks_are_read_by_any_number_of_workers(
             loaded = other.load(KEYS)
             assert loaded is not None
             assert all(map(torch.equal, loaded, other.shares(whole)))
+
+
+def test_the_fleets_page_shares_between_two_and_four_workers(tmp_path: Path, models: Path) -> None:
+    page = Path(__file__).parents[4] / "examples/fleet/two-degrees.json"
+    extra = json.loads(page.read_text())["kv_connector_extra_config"]
+    store = Mooncake(tmp_path / "store", CHUNK_BYTES["llama"])
+    try:
+        (place,) = extra["secondary_tiers"]
+        entry = {"url": place.replace("mooncake://kv-master:50051", store.url)}
+        entry["lookup_deadline"] = "30s"
+        of_test = {"cpu_bytes_to_use": 2**22, "model_revision": "made up", "recompute": "1h"}
+        extra |= {"secondary_tiers": [entry], **of_test}
+        whole = made_up_kv("llama")
+        with Replica(models, "llama", 2, extra) as two:
+            two.fill(whole)
+            two.store(KEYS)
+        with Replica(models, "llama", 4, extra) as four:
+            loaded = four.load(KEYS)
+            assert loaded is not None
+            assert all(map(torch.equal, loaded, four.shares(whole)))
+    finally:
+        store.kill()
 
 
 @pytest.mark.parametrize(
