@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import weakref
@@ -21,6 +22,9 @@ from kvtier_sdk.worker.geometry import DeviceBlocks, Indices, KVGroup, host_layo
 from kvtier_sdk.worker.planning import Int64s, JobPlan, share_of
 
 _log = logging.getLogger("kvtier.worker")
+
+#: At exit, the process waits at most this long for a worker that was dropped without ``shutdown``.
+_EXIT_WAIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -300,9 +304,13 @@ class OffloadWorker:
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """Close the device in a new thread. A copying thread may run this, and cannot join itself."""
     _log.warning("an offload worker was dropped without a call of shutdown()")
-    # This is no daemon thread, because a thread that frees a tensor while the interpreter exits
-    # aborts the process.
-    threading.Thread(target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker").start()
+    end = threading.Thread(
+        target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
+    )
+    end.start()
+    # Wait, because a thread that frees a tensor while the interpreter exits aborts the process.
+    # Limit the wait, because a thread that waits for a stuck stream never ends.
+    atexit.register(end.join, _EXIT_WAIT_S)
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:

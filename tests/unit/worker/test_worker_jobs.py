@@ -203,14 +203,49 @@ print("ended")
 """
 
 
-def test_a_worker_can_be_dropped_with_all_its_memory_while_it_copies() -> None:
+EXIT = """
+import atexit, threading
+from support.gated_copies import Gate, one_tensor
+from kvtier_sdk import HostPool
+from kvtier_sdk.worker import KVGroup, OffloadWorker, worker as module
+from kvtier_sdk.worker.cpu import CPUDevice
+
+# What is registered first runs last.
+atexit.register(lambda: print([t.name for t in threading.enumerate() if "dropped" in t.name]))
+gate = Gate()
+device = CPUDevice(threads=1, copy=gate)
+worker = OffloadWorker([KVGroup([one_tensor()])], HostPool(8, 64).part(0), device=device)
+worker.submit_store(1, [1], [1])
+gate.until_begun()
+if ENDS:
+    del worker
+    atexit.register(gate.open)
+else:
+    module._EXIT_WAIT_S = 0.1
+    del worker
+"""
+
+
+def run(script: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-P", "-c", DROP_ALL],
+        [sys.executable, "-P", "-c", script],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_worker_can_be_dropped_with_all_its_memory_while_it_copies() -> None:
+    assert run(DROP_ALL) == "ended\n"
+
+
+@pytest.mark.parametrize(("ends", "left"), [(True, []), (False, ["kvtier-dropped-worker"])])
+def test_the_process_waits_for_a_dropped_worker_but_not_for_ever(
+    ends: bool, left: list[str]
+) -> None:
+    assert run(EXIT.replace("ENDS", str(ends))) == f"{left}\n"
 
 
 def test_a_dropped_worker_ends_and_says_so(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
