@@ -37,19 +37,18 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._clock: Clock = SystemClock()
-        self._running: dict[str, _Request] = {}
         self.clear()
 
     def clear(self) -> None:
         self._policy = load_policy("returns")()
         self._policy.open(self.cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
+        # vLLM does not tell the end of a request that has used nothing since its cache was reset.
+        self._running: dict[str, _Request] = {}
         # Chunks of which the policy has not been told, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
         # Chunks that vLLM 0.32 is about to insert, because its insert() does not name the request.
         self._offered: dict[OffloadKey, _Request] = {}
-        for request in self._running.values():
-            request.unread = 0
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         return self._chunks.get(key)

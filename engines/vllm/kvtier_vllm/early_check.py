@@ -26,9 +26,10 @@ def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> No
     """Check the configuration of an engine, if the engine uses kvtier."""
     extra = transfer.get(EXTRA_CONFIG.where)
     if transfer.get("kv_connector") == "MultiConnector" and isinstance(extra, Mapping):
-        for inner in extra.get("connectors") or ():
-            if isinstance(inner, Mapping):
-                check_engine(inner, model, hub_cache)
+        inner = extra.get("connectors")
+        for connector in inner if isinstance(inner, list) else ():
+            if isinstance(connector, Mapping):
+                check_engine(connector, model, hub_cache)
         return
     if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
         return

@@ -130,3 +130,12 @@ def test_a_chunk_of_the_store_itself_is_not_evicted(
     storing = base.ReqContext(req_id="storing")
     manager.on_new_request(storing)
     assert manager.prepare_store([kept, THREE], storing).evicted_keys == [evicted]
+
+
+def test_a_request_that_a_reset_interrupts_is_forgotten(manager: Any) -> None:
+    running = base.ReqContext(req_id="running")
+    manager.on_new_request(running)
+    manager.prepare_store([THREE], running)
+    manager.reset_cache()
+    manager.on_request_finished(running)
+    assert not manager._policy._running

@@ -53,6 +53,7 @@ def test_another_connector_is_left_to_vllm() -> None:
 def test_a_connector_among_others_is_checked() -> None:
     others: list[Any] = ["nonsense", {"kv_connector": "ExampleConnector"}]
     ours = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    check({"connectors": 5}, "MultiConnector")
     check({"connectors": [*others, {**ours, "kv_connector_extra_config": OURS}]}, "MultiConnector")
     wrong = {**ours, "kv_connector_extra_config": {**OURS, "colour": "red"}}
     with pytest.raises(ConfigError, match="unknown option 'colour'"):
