@@ -321,4 +321,4 @@ docs: $(DOCS_VENV)/.setup
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(SGLANG_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(CODER) $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(SGLANG_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -3,7 +3,8 @@
 Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
 
 A wheel must hold each file of its package. The wheels are installed into a new environment, and
-tests are copied away from the source tree. Only those run that can differ from the source tree: the
+tests are copied away from the source tree. Each module of the core must be importable there, with
+what the core and its extras require. Only those tests run that can differ from the source tree: the
 tests of compiled modules, of what stands directly on them, of a tier's process, of entry points,
 and of the backends. The tests of connections run on asyncio's event loop, because "make test" has
 run them on uvloop's. The long tests with Hypothesis do not run, because packaging cannot break what
@@ -139,7 +140,9 @@ def test(
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables["KVTIER_TEST_LOOP"] = "asyncio"
     check = f"""
-import importlib.util, pathlib, sys
+import importlib.util, pathlib, pkgutil, sys
+import prometheus_client, uvloop, yaml, zmq
+import kvtier_sdk
 from kvtier_sdk.core_form import CORE, IS_COMPILED
 print("the wheels have the", CORE, "core", flush=True)
 if IS_COMPILED is {core.name.endswith("-none-any.whl")}:
@@ -148,6 +151,10 @@ for name in {modules}:
     found = pathlib.Path(importlib.util.find_spec(name).origin)
     if not found.is_relative_to({str(environment)!r}):
         sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
+for module in pkgutil.walk_packages(kvtier_sdk.__path__, "kvtier_sdk."):
+    # Triton comes with torch's builds for GPUs only.
+    if not module.name.endswith((".__main__", ".kernel")):
+        importlib.import_module(module.name)
 """
     _run([python, "-c", check], cwd=copy, env=variables)
     command = [python, "-m", "pytest", *_SHORT, *options, *places]
