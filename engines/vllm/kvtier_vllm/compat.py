@@ -99,8 +99,8 @@ def tell_blocks(
             if tell is not None and group.sliding_window_size_in_chunks is None:
                 try:
                     tell(key, build(self, request, group, index))
-                except (AttributeError, AssertionError, TypeError):
-                    _log.warning("routers are not told of a chunk", exc_info=True)
+                except (AttributeError, AssertionError, KeyError, TypeError) as error:
+                    _warn_of_untold_chunks(repr(error))
             record(self, request, group, index, key)
 
         vars(tell_and_record)[_TELLS] = True
@@ -153,6 +153,11 @@ def _stop_of(request: Any) -> str | None:
     token = request.stop_reason
     label = str(reason).lower()
     return f"{label} {token}" if isinstance(token, int) else label
+
+
+@functools.cache
+def _warn_of_untold_chunks(why: str) -> None:
+    _log.warning("routers are not told of some chunks: %s", why)
 
 
 @functools.cache
