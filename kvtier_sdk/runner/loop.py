@@ -50,7 +50,7 @@ from kvtier_sdk.runner.note_segments import NoteSegments, SegmentBuffers
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.runner.survey import watch_store
-from kvtier_sdk.types import OffloadKey, Transfer
+from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class TierLoop:
         probes = BufferArena(header_length + payload_length, len(Direction))
         arenas = [arena for arena in (headers, sealed, compressed, probes) if arena is not None]
         segment = None
-        if spec.inventory == "tokens":
+        if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = SegmentBuffers(chunk_bytes, header_length, payload_length, codec is not None)
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
@@ -304,7 +304,8 @@ class TierLoop:
         # Stop the opening, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
         await self._end_background()
-        await self._inventory.close()
+        if all(task.done() for task in self._watches):
+            await self._inventory.close()
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
         await self.call.close()
