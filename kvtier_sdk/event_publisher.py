@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -294,11 +295,6 @@ class EventPublisher:
             router.send_multipart([asker, b"", topic, head, batch])
 
     def _snapshot(self) -> Iterator[bytes]:
-        events: list[_Event] = []
-        for event in self._chunks.snapshot():
-            events.append(event)
-            if len(events) == _BATCH_EVENTS:
-                yield self._batch(events)
-                events = []
-        if events:
-            yield self._batch(events)
+        events = self._chunks.snapshot()
+        while part := [*islice(events, _BATCH_EVENTS)]:
+            yield self._batch(part)

@@ -128,19 +128,18 @@ class EventLog:
         notes: Sequence[bytes] = (),
         session: str | None = None,
     ) -> None:
-        if keys:
-            self._add(OffloadingEvent(keys, *self._of, removed, notes, session))
+        if not keys:
+            return
+        event = OffloadingEvent(keys, *self._of, removed, notes, session)
+        if self.is_enabled:
+            self._events.append(event)
+        if self._announce is not None:
+            self._announce(event)
 
     def reset(self) -> None:
         """Announce that all chunks of the tier are gone."""
         if self._announce is not None:
             self._announce(OffloadingEvent((), *self._of, True))
-
-    def _add(self, event: OffloadingEvent) -> None:
-        if self.is_enabled:
-            self._events.append(event)
-        if self._announce is not None:
-            self._announce(event)
 
     def take(self) -> list[OffloadingEvent]:
         taken, self._events = self._events, []

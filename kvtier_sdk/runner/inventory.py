@@ -59,7 +59,7 @@ class Inventory:
 
     @contextmanager
     def during(self) -> Iterator[int]:
-        """Yield a number by which :meth:`stored` sees the removals during a store or a scan."""
+        """Yield a number by which :meth:`moved` sees the removals during a store or a scan."""
         if self._report is None:
             yield 0
             return
@@ -80,18 +80,19 @@ class Inventory:
         if self._report is None:
             return
         if job.operation is Operation.STORE:
-            notes = job.notes or [b""] * len(job.keys)
-            self.stored({job.keys[i]: notes[i] for i, e in errors.items() if e is None}, since)
+            told = job.notes or [b""] * len(job.keys)
+            with self._lock:
+                # A chunk that was removed since the begin of its store may be gone.
+                notes = {
+                    job.keys[i]: told[i]
+                    for i, error in errors.items()
+                    if error is None and self._removals.get(job.keys[i], 0) <= since
+                }
+                if self._segments is not None:
+                    self._segments.add(notes)
+                self._add(notes)
         else:
             self.removed(job.keys[i] for i, error in errors.items() if _is_gone(error))
-
-    def stored(self, notes: Mapping[OffloadKey, bytes], since: int) -> None:
-        """Add chunks with their notes, except those removed since the begin of their store."""
-        with self._lock:
-            kept = {k: note for k, note in notes.items() if self._removals.get(k, 0) <= since}
-            if self._segments is not None:
-                self._segments.add(kept)
-            self._add(kept)
 
     def removed(self, keys: Iterable[OffloadKey]) -> None:
         if self._report is None:
@@ -124,7 +125,8 @@ class Inventory:
             try:
                 if self._may_scan():
                     await self._scan()
-                await self._save()
+                if self._segments is not None:
+                    await self._segments.save()
             except (TierError, TimeoutError) as error:
                 self._log.debug("its inventory stands still: %s", error or "too slow")
             rest_s = _REST * (self._clock.now_s() - began_s)
@@ -132,15 +134,13 @@ class Inventory:
 
     async def close(self) -> None:
         """Write the last notes."""
+        if self._segments is None:
+            return
         try:
             async with self._clock.timeout(_LAST_NOTES_S):
-                await self._save()
+                await self._segments.save()
         except (TierError, TimeoutError) as error:
             self._log.debug("its last notes are lost: %s", error or "too slow")
-
-    async def _save(self) -> None:
-        if self._segments is not None:
-            await self._segments.save()
 
     async def _scan(self) -> None:
         with self.during() as since:

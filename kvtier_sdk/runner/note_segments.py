@@ -34,20 +34,14 @@ _DEADLINE_S = 30.0
 _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
-class SegmentBuffers:
-    """The memory of one segment under way: a slot, its header, and sealed if there is a codec."""
+class SegmentSlot:
+    """The memory of the one segment that is under way."""
 
-    def __init__(
-        self, chunk_bytes: int, header_bytes: int, payload_bytes: int, codec: bool
-    ) -> None:
-        self.headers = BufferArena(header_bytes, 1)
-        self.sealed = BufferArena(payload_bytes, 1) if codec else None
-        slots = BufferArena(payload_bytes, 1)
-        arenas = self.headers, self.sealed, slots
-        self.regions = [arena.region for arena in arenas if arena is not None]
+    def __init__(self, chunk_bytes: int, payload_bytes: int) -> None:
+        arena = BufferArena(payload_bytes, 1)
         self.chunk_bytes = chunk_bytes
-        self.region = slots.region
-        (self._slot,) = slots.take(1)
+        self.region = arena.region
+        (self._slot,) = arena.take(1)
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         return self._slot[: round_up(self.chunk_bytes, alignment)]
@@ -64,7 +58,7 @@ class NoteSegments:
 
     _call: TierCaller
     _mover: ChunkMover
-    _memory: SegmentBuffers
+    _memory: SegmentSlot
     _clock: Clock
     _rng: random.Random
     _log: TierLog
