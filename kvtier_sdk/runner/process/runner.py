@@ -194,7 +194,7 @@ class ProcessRunner(LoopRunner):
             return ()
         known = len(self._data.unpolled)
         self._read(self._data)
-        if len(self._data.unpolled) > known:
+        if self._notify is not None and len(self._data.unpolled) > known:
             # Notify the engine, because the socket no longer signals the reports read here.
             self._call_soon(self._readable)
         return self._data.unpolled

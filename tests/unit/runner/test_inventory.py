@@ -154,9 +154,10 @@ def test_a_segment_that_cannot_be_read_stays_for_those_who_can(
 ) -> None:
     with engines_on_one_store(1) as (engine,):
         store(engine, *KEYS)
+        loads = watch_segments(monkeypatch, ChunkAuthError("of others", unknown_key=True))
         engine.restart(in_time=True)
-        watch_segments(monkeypatch, ChunkAuthError("a key of others", unknown_key=True))
         engine.run(5 * INTERVAL_S)
+        assert loads.total() == 2
         assert len(stored_keys(segments=True)) == 1
 
 
