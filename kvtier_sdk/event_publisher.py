@@ -6,13 +6,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.events import ChunkNote, OffloadingEvent, in_prefix_order, read_note
+from kvtier_sdk.events import ChunkNote, OffloadingEvent, PrefixOrder, read_note
 from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
 #: The thread looks for events this often, and sends a batch this often even without an event, so
@@ -20,6 +21,7 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 _TURN_MS = 50
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
+_MOST_UNREAD = 1000
 #: The end of an answer to a router.
 _END = (-1).to_bytes(8, "big", signed=True)
 
@@ -75,7 +77,11 @@ class AnnouncedChunks:
         """Yield the events after which a router knows all announced chunks and no others."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
-        for key in in_prefix_order({key: note for key, (_, note) in self._chunks.items()}):
+        order = PrefixOrder()
+        for key, (_, note) in self._chunks.items():
+            if note:
+                order.add(key, note)
+        for key in order.sort(self._chunks):
             tiers, note = self._chunks[key]
             for tier in sorted(tiers):
                 yield from self._announce(tier, key, note)
@@ -137,8 +143,8 @@ class AnnouncedChunks:
         return blocks, told, self._copies.setdefault((place, group), {})
 
 
-class _Announcer(Protocol):
-    def announce(self) -> None: ...
+class _Store(Protocol):
+    def take_inventory(self) -> Iterable[OffloadingEvent]: ...
 
 
 class EventPublisher:
@@ -157,6 +163,7 @@ class EventPublisher:
         rank: the engine's number among data-parallel ones, which is added to both ports.
         clock: the source of time.
         kept_batches: number of batches that are kept for a router that has missed some.
+        kept_bytes: the most bytes of these batches.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
@@ -172,6 +179,7 @@ class EventPublisher:
         rank: int,
         clock: Clock,
         kept_batches: int = 10_000,
+        kept_bytes: int = 64 << 20,
     ) -> None:
         try:
             import zmq
@@ -184,10 +192,11 @@ class EventPublisher:
         self._rank = rank
         self._chunks = AnnouncedChunks(tokens=tokens)
         self._events: deque[OffloadingEvent] = deque()
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept_batches)
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._most_batches, self._left_bytes = kept_batches, kept_bytes
         self._next = int(clock.wall_s() * 1e6)
-        #: What the thread asks before each heartbeat to announce the events that wait there.
-        self.waiting: Callable[[], Iterable[_Announcer]] = lambda: ()
+        #: Returns the tiers whose inventories the thread takes.
+        self.stores: Callable[[], Iterable[_Store]] = lambda: ()
         self._context = zmq.Context()
         try:
             self._pub = self._bind(zmq.PUB, "events_endpoint", endpoint)
@@ -215,8 +224,9 @@ class EventPublisher:
         import zmq
 
         socket = self._context.socket(kind)
-        # A router that is slow to read its snapshot must get all of it.
-        socket.set_hwm(0 if kind == zmq.ROUTER else 100_000)
+        # A router that is slow to read its snapshot must get all of it. A router that is slow to
+        # read the batches loses some, and asks for them.
+        socket.set_hwm(0 if kind == zmq.ROUTER else _MOST_UNREAD)
         head, colon, port = endpoint.rpartition(":")
         if port.isdecimal():
             endpoint = f"{head}{colon}{int(port) + self._rank}"
@@ -237,11 +247,11 @@ class EventPublisher:
                     self._ending.wait(_TURN_MS / 1000)
                 elif self._router.poll(_TURN_MS):
                     self._answer(self._router)
+                for store in self.stores():
+                    self._events += store.take_inventory()
                 is_due = self._clock.now_s() >= next_beat_s
                 if is_due:
                     next_beat_s = self._clock.now_s() + _HEARTBEAT_S
-                    for one in self.waiting():
-                        one.announce()
                 self._publish(at_least=int(is_due))
             except Exception:
                 _log.exception("routers miss some events")
@@ -260,6 +270,9 @@ class EventPublisher:
     def _send(self, events: list[_Event]) -> None:
         batch = self._batch(events)
         self._kept.append((self._next, batch))
+        self._left_bytes -= len(batch)
+        while len(self._kept) > self._most_batches or self._left_bytes < 0:
+            self._left_bytes += len(self._kept.popleft()[1])
         self._pub.send_multipart([self._topic, self._next.to_bytes(8, "big"), batch])
         self._next += 1
 
@@ -282,11 +295,6 @@ class EventPublisher:
             router.send_multipart([asker, b"", topic, head, batch])
 
     def _snapshot(self) -> Iterator[bytes]:
-        events: list[_Event] = []
-        for event in self._chunks.snapshot():
-            events.append(event)
-            if len(events) == _BATCH_EVENTS:
-                yield self._batch(events)
-                events = []
-        if events:
-            yield self._batch(events)
+        events = self._chunks.snapshot()
+        while part := [*islice(events, _BATCH_EVENTS)]:
+            yield self._batch(part)

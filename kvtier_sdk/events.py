@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -61,29 +61,43 @@ _decode_note = msgspec.msgpack.Decoder(ChunkNote).decode
 
 
 def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
-    """Decode a chunk's note; a chunk without a note is one block, named by its key."""
-    if note:
+    """Decode a chunk's note; a chunk without a note is one block, named by its key.
+
+    A malformed note, which anyone who can write to the store may leave there, names no block.
+    """
+    if not note:
+        return ChunkNote([int.from_bytes(split_offload_key(key)[0][-8:], "big")], None, [], 0)
+    try:
         return _decode_note(note)
-    return ChunkNote([int.from_bytes(split_offload_key(key)[0][-8:], "big")], None, [], 0)
+    except msgspec.DecodeError:
+        return ChunkNote([], None, [], 0)
 
 
-def in_prefix_order(notes: Mapping[OffloadKey, bytes]) -> dict[OffloadKey, bytes]:
-    """Sort chunks so that each follows its parent. Chunks without a note stay where they are."""
-    read = {key: read_note(key, note) for key, note in notes.items()}
-    by_end = {
-        (one.block_hashes[-1], key[-4:]): key for key, one in read.items() if one.block_hashes
-    }
+class PrefixOrder:
+    """The order of chunks in which each follows its parent."""
 
-    ordered: dict[OffloadKey, bytes] = {}
-    for key in notes:
-        line: dict[OffloadKey, None] = {}
-        ancestor: OffloadKey | None = key
-        while ancestor is not None and ancestor not in ordered and ancestor not in line:
-            line[ancestor] = None
-            parent = read[ancestor].parent_hash
-            ancestor = None if parent is None else by_end.get((parent, key[-4:]))
-        ordered |= {each: notes[each] for each in reversed(line)}
-    return ordered
+    def __init__(self) -> None:
+        # The hash of each chunk's parent, and the chunk that ends with a hash, by group.
+        self._parents: dict[OffloadKey, int | None] = {}
+        self._by_end: dict[tuple[int | None, bytes], OffloadKey] = {}
+
+    def add(self, key: OffloadKey, note: bytes) -> None:
+        read = read_note(key, note)
+        if read.block_hashes:
+            self._parents[key] = read.parent_hash
+            self._by_end[read.block_hashes[-1], key[-4:]] = key
+
+    def sort(self, keys: Iterable[OffloadKey]) -> Iterator[OffloadKey]:
+        """Yield the chunks and their ancestors in order; chunks that were not added keep theirs."""
+        done: set[OffloadKey] = set()
+        for key in keys:
+            line = []
+            ancestor: OffloadKey | None = key
+            while ancestor is not None and ancestor not in done:
+                done.add(ancestor)
+                line.append(ancestor)
+                ancestor = self._by_end.get((self._parents.get(ancestor), ancestor[-4:]))
+            yield from reversed(line)
 
 
 class EventLog:
@@ -114,19 +128,18 @@ class EventLog:
         notes: Sequence[bytes] = (),
         session: str | None = None,
     ) -> None:
-        if keys:
-            self._add(OffloadingEvent(keys, *self._of, removed, notes, session))
+        if not keys:
+            return
+        event = OffloadingEvent(keys, *self._of, removed, notes, session)
+        if self.is_enabled:
+            self._events.append(event)
+        if self._announce is not None:
+            self._announce(event)
 
     def reset(self) -> None:
         """Announce that all chunks of the tier are gone."""
         if self._announce is not None:
             self._announce(OffloadingEvent((), *self._of, True))
-
-    def _add(self, event: OffloadingEvent) -> None:
-        if self.is_enabled:
-            self._events.append(event)
-        if self._announce is not None:
-            self._announce(event)
 
     def take(self) -> list[OffloadingEvent]:
         taken, self._events = self._events, []

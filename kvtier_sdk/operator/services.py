@@ -84,7 +84,7 @@ class OperatorServices:
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
         if self.publisher is not None:
-            self.publisher.waiting = lambda: manager.clients
+            self.publisher.stores = lambda: manager.clients
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner.jobs import Job, JobResult, Report
+from kvtier_sdk.runner.jobs import InventoryChanged, Job, JobResult, Report
 from kvtier_sdk.types import Region
 
 
@@ -46,7 +46,7 @@ class PoolMemory(SlotMemory, Protocol):
 
 
 class TierRunner(Protocol):
-    """A runner of a tier's jobs. Only the engine's thread calls it, except for :meth:`peek`.
+    """A runner of a tier's jobs. Only the engine's thread calls it, except where a method says so.
 
     The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
     tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
@@ -66,6 +66,13 @@ class TierRunner(Protocol):
 
     def peek(self) -> Sequence[Report]:
         """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
+
+    def take_inventory(self) -> Sequence[InventoryChanged]:
+        """Return the changes of the inventory since the last call. Any one thread may call this.
+
+        :meth:`poll` and :meth:`peek` never return these changes, so that an engine that has much
+        to do, or nothing, neither delays nor collects them.
+        """
 
     def suspect(self) -> None:
         """Check whether the tier blocks its loop. The client calls this when a job is overdue."""

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
-from kvtier_sdk.events import in_prefix_order
+from kvtier_sdk.events import PrefixOrder
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import InventoryChanged, Job, Operation
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteBook, NoteSegments
+from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
 #: Keys of this report at most, and the pause after each report of a scan, so that a scan of a
 #: million chunks leaves time to the tier's calls and to the engine.
-_REPORT_KEYS = 1024
-_PAUSE_S = 0.005
+_REPORT_KEYS = 256
+_PAUSE_S = 0.01
 #: A scan gives way to the loop's other tasks after this many entries.
 _TURN_ENTRIES = 256
 #: Time limit for the last notes when a tier is closed.
@@ -52,20 +52,17 @@ class Inventory:
     # The removals since the begin of the oldest running store or scan, each with its number.
     _removals: dict[OffloadKey, int] = field(default_factory=dict)
     _removal: int = 0
-    # The chunks that the last scan has met for the first time, without a note. If the next scan
-    # finds none either, it may be in a segment that was read while the chunk was away.
-    _bare: list[OffloadKey] = field(default_factory=list)
+    # The known chunks without a note, each with the number of the scan at which it became known.
+    _bare: dict[OffloadKey, int] = field(default_factory=dict)
     _begun: list[int] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self) -> None:
-        # A restarted loop's numbers continue above those of the loop before.
-        self._serials = itertools.count(int(self._clock.now_s() * 1e6))
-        self._notes = NoteBook(0) if self._segments is None else self._segments.new_book()
-
     @contextmanager
     def during(self) -> Iterator[int]:
-        """Yield a number by which :meth:`stored` sees the removals during a store or a scan."""
+        """Yield a number by which :meth:`moved` sees the removals during a store or a scan."""
+        if self._report is None:
+            yield 0
+            return
         with self._lock:
             since = self._removal
             self._begun.append(since)
@@ -83,17 +80,19 @@ class Inventory:
         if self._report is None:
             return
         if job.operation is Operation.STORE:
-            notes = job.notes or [b""] * len(job.keys)
-            self.stored({job.keys[i]: notes[i] for i, e in errors.items() if e is None}, since)
+            told = job.notes or [b""] * len(job.keys)
+            with self._lock:
+                # A chunk that was removed since the begin of its store may be gone.
+                notes = {
+                    job.keys[i]: told[i]
+                    for i, error in errors.items()
+                    if error is None and self._removals.get(job.keys[i], 0) <= since
+                }
+                if self._segments is not None:
+                    self._segments.add(notes)
+                self._add(notes)
         else:
             self.removed(job.keys[i] for i, error in errors.items() if _is_gone(error))
-
-    def stored(self, notes: Mapping[OffloadKey, bytes], since: int) -> None:
-        """Add chunks with their notes, except those removed since the begin of their store."""
-        with self._lock:
-            kept = {k: note for k, note in notes.items() if self._removals.get(k, 0) <= since}
-            self._notes.add(kept)
-            self._add(kept)
 
     def removed(self, keys: Iterable[OffloadKey]) -> None:
         if self._report is None:
@@ -103,7 +102,9 @@ class Inventory:
             for key in keys:
                 if self._known.pop(key, None) is not None:
                     gone.append(key)
-                    self._notes.drop(key)
+                    self._bare.pop(key, None)
+                    if self._segments is not None:
+                        self._segments.drop(key)
                 if self._begun:
                     self._removal += 1
                     self._removals.pop(key, None)
@@ -112,7 +113,6 @@ class Inventory:
 
     def emptied(self) -> None:
         """Remove all chunks, after a purge."""
-        self._notes.clear()
         self.removed(list(self._known))
 
     async def watch(self) -> None:
@@ -125,7 +125,8 @@ class Inventory:
             try:
                 if self._may_scan():
                     await self._scan()
-                await self._save()
+                if self._segments is not None:
+                    await self._segments.save()
             except (TierError, TimeoutError) as error:
                 self._log.debug("its inventory stands still: %s", error or "too slow")
             rest_s = _REST * (self._clock.now_s() - began_s)
@@ -133,15 +134,13 @@ class Inventory:
 
     async def close(self) -> None:
         """Write the last notes."""
+        if self._segments is None:
+            return
         try:
             async with self._clock.timeout(_LAST_NOTES_S):
-                await self._save()
+                await self._segments.save()
         except (TierError, TimeoutError) as error:
             self._log.debug("its last notes are lost: %s", error or "too slow")
-
-    async def _save(self) -> None:
-        if self._segments is not None:
-            await self._segments.save(self._notes)
 
     async def _scan(self) -> None:
         with self.during() as since:
@@ -149,6 +148,7 @@ class Inventory:
                 self._scan_number += 1
             number = self._scan_number
             found: dict[OffloadKey, bytes] = {}
+            order = PrefixOrder()
             segments: set[OffloadKey] = set()
             count = 0
             async for entry in self._call.entries():
@@ -161,14 +161,14 @@ class Inventory:
                 if count % _TURN_ENTRIES == 0:
                     await self._clock.sleep(0)
             if self._segments is not None:
-                again = any(key in self._known and key not in self._notes for key in self._bare)
-                async for segment, notes in self._segments.unread(
-                    segments, self._notes, again=again
-                ):
-                    self._read(self._segments, segment, notes, found)
-                self._bare = [key for key, note in found.items() if not note]
-                found = in_prefix_order(found)
-            for part in _parts(found):
+                # The last scan's chunks without a note may be in a segment that was read while
+                # they were away.
+                await self._segments.read(
+                    segments,
+                    lambda notes: self._take(notes, found, order),
+                    lambda: number - 1 in self._bare.values(),
+                )
+            for part in _parts(order.sort(found)):
                 with self._lock:
                     kept = [key for key in part if self._removals.get(key, 0) <= since]
                     self._add({key: found[key] for key in kept})
@@ -180,20 +180,21 @@ class Inventory:
             self.removed([key for key in part if self._known.get(key, number) < number])
             await self._clock.sleep(_PAUSE_S)
         if self._segments is not None:
-            await self._segments.tidy(self._notes)
+            await self._segments.tidy(self._known)
 
-    def _read(
+    def _take(
         self,
-        segments: NoteSegments,
-        segment: OffloadKey,
         notes: Mapping[OffloadKey, bytes],
         found: dict[OffloadKey, bytes],
-    ) -> None:
+        order: PrefixOrder,
+    ) -> bool:
         """Add a segment's notes to the chunks found, and the known chunks that had no note."""
         with self._lock:
-            here = [key for key in notes if key in self._known or key in found]
-            found.update({k: notes[k] for k in here if k in found or k not in self._notes})
-        segments.was_read(self._notes, segment, here, all_met=len(here) == len(notes))
+            for key, note in notes.items():
+                if key in self._bare or found.get(key) == b"":
+                    found[key] = note
+                    order.add(key, note)
+            return all(key in self._known or key in found for key in notes)
 
     def _met(self, key: OffloadKey, number: int) -> bool:
         """Note that a scan has met a chunk; return false if the chunk was not known."""
@@ -205,6 +206,12 @@ class Inventory:
 
     def _add(self, notes: Mapping[OffloadKey, bytes]) -> None:
         told = [key for key, note in notes.items() if note or key not in self._known]
+        if self._segments is not None:
+            for key in told:
+                if notes[key]:
+                    self._bare.pop(key, None)
+                else:
+                    self._bare[key] = self._scan_number
         self._known.update(dict.fromkeys(notes, self._scan_number))
         self._tell(told, [notes[key] for key in told])
 
@@ -216,8 +223,7 @@ class Inventory:
         first: bool = False,
     ) -> None:
         if self._report is not None and (stored or removed or first):
-            serial = next(self._serials)
-            self._report(InventoryChanged(serial, stored, notes, removed, first))
+            self._report(InventoryChanged(stored, notes, removed, first))
 
 
 def _is_gone(error: TierError | None) -> bool:

@@ -161,17 +161,15 @@ class InventoryChanged(msgspec.Struct, eq=False, tag=True):
     """Chunks have come into the tier's store, or have left it, whichever process did it.
 
     Attributes:
-        serial: a number above those of all earlier reports of this kind.
         stored: chunks that the store has, in prefix order as far as it is known.
         notes: for each of these chunks its note, which may be empty.
         removed: chunks that the store has no more.
         first: true if all earlier reports of this kind are void, because the tier's loop is new.
     """
 
-    serial: int
-    stored: Sequence[OffloadKey]
-    notes: Sequence[bytes]
-    removed: Sequence[OffloadKey]
+    stored: Sequence[OffloadKey] = ()
+    notes: Sequence[bytes] = ()
+    removed: Sequence[OffloadKey] = ()
     first: bool = False
 
 

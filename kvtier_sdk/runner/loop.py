@@ -46,11 +46,11 @@ from kvtier_sdk.runner.jobs import (
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.note_segments import NoteSegments, SegmentBuffers
+from kvtier_sdk.runner.note_segments import NoteSegments, SegmentSlot
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.runner.survey import watch_store
-from kvtier_sdk.types import OffloadKey, Transfer
+from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
@@ -147,15 +147,16 @@ class TierLoop:
         # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
         # always free buffers for the next batch.
         under_way = options.concurrency * self._batch_chunks
-        # Allocate twice the headers, because the next call starts while chunks are verified.
-        headers = BufferArena(header_length, 2 * under_way)
-        sealed = BufferArena(payload_length, under_way) if codec else None
+        segment = None
+        if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
+            segment = SegmentSlot(chunk_bytes, payload_length)
+        # Allocate twice the headers, because the next call starts while chunks are verified, and
+        # one for a segment of notes.
+        headers = BufferArena(header_length, 2 * under_way + 1)
+        sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
         probes = BufferArena(header_length + payload_length, len(Direction))
-        arenas = [arena for arena in (headers, sealed, compressed, probes) if arena is not None]
-        segment = None
-        if spec.inventory == "tokens":
-            segment = SegmentBuffers(chunk_bytes, header_length, payload_length, codec is not None)
+        memories = memory, segment, headers, sealed, compressed, probes
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
             namespace.fingerprint,
@@ -173,11 +174,7 @@ class TierLoop:
             clock=clock,
             logger=self._log.logger,
             report_removed=self._report_removed,
-            regions=(
-                memory.region,
-                *(arena.region for arena in arenas),
-                *(() if segment is None else segment.regions),
-            ),
+            regions=tuple(one.region for one in memories if one is not None),
             maintenance=maintenance,
             digest_bytes=header.digest_bytes,
         )
@@ -209,11 +206,8 @@ class TierLoop:
         }
         notes = None
         if segment is not None:
-            keep = None
-            if codec is not None and segment.sealed is not None:
-                keep = ChunkSealer(self.call, codec, header, segment.sealed)
             plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, clock)
-            mover = ChunkMover(self.call, header, segment, segment.headers, keep, plain)
+            mover = ChunkMover(self.call, header, segment, headers, sealer, plain)
             notes = NoteSegments(self.call, mover, segment, clock, self._rng, self._log)
         self._inventory = Inventory(
             self.call,
@@ -304,7 +298,8 @@ class TierLoop:
         # Stop the opening, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
         await self._end_background()
-        await self._inventory.close()
+        if all(task.done() for task in self._watches):
+            await self._inventory.close()
         if self._metrics_timer is not None:
             self._metrics_timer.cancel()
         await self.call.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,119 +34,17 @@ _DEADLINE_S = 30.0
 _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
-class SegmentBuffers:
-    """The memory of one segment under way: a slot, its header, and sealed if there is a codec."""
+class SegmentSlot:
+    """The memory of the one segment that is under way."""
 
-    def __init__(
-        self, chunk_bytes: int, header_bytes: int, payload_bytes: int, codec: bool
-    ) -> None:
-        self.headers = BufferArena(header_bytes, 1)
-        self.sealed = BufferArena(payload_bytes, 1) if codec else None
-        slots = BufferArena(payload_bytes, 1)
-        arenas = self.headers, self.sealed, slots
-        self.regions = [arena.region for arena in arenas if arena is not None]
+    def __init__(self, chunk_bytes: int, payload_bytes: int) -> None:
+        arena = BufferArena(payload_bytes, 1)
         self.chunk_bytes = chunk_bytes
-        self.region = slots.region
-        (self._slot,) = slots.take(1)
+        self.region = arena.region
+        (self._slot,) = arena.take(1)
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         return self._slot[: round_up(self.chunk_bytes, alignment)]
-
-
-class NoteBook:
-    """The notes that no full segment has yet, and the segment of every other note.
-
-    A segment has ``room_bytes`` for notes. Any thread may call the methods.
-    """
-
-    def __init__(self, room_bytes: int) -> None:
-        self._room_bytes = room_bytes
-        self._pending: dict[OffloadKey, bytes] = {}
-        self._home: dict[OffloadKey, OffloadKey] = {}
-        self._used: Counter[OffloadKey] = Counter()
-        self._has_news = False
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: OffloadKey) -> bool:
-        return key in self._home or key in self._pending
-
-    def add(self, notes: Mapping[OffloadKey, bytes]) -> None:
-        """Add the notes of stored chunks.
-
-        A chunk stored anew was lost meanwhile, so other engines need its note in a new segment.
-        """
-        with self._lock:
-            news = {
-                key: note
-                for key, note in notes.items()
-                if note and _size(key, note) <= self._room_bytes
-            }
-            self._pending |= news
-            self._has_news |= bool(news)
-
-    def drop(self, key: OffloadKey) -> None:
-        with self._lock:
-            self._pending.pop(key, None)
-            self._leave(key)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._pending, self._home, self._used = {}, {}, Counter()
-
-    def place(
-        self, keys: Iterable[OffloadKey], segment: OffloadKey, there: Container[OffloadKey]
-    ) -> None:
-        """Note that a segment has the chunks' notes; ``there`` are the segments in the store.
-
-        Of several segments with a note the first by name is its home, for every engine, so that
-        engines never delete each other's last copy.
-        """
-        with self._lock:
-            for key in keys:
-                home = self._home.get(key)
-                if home is None or segment < home or home not in there:
-                    self._leave(key)
-                    self._home[key] = segment
-                    self._used[segment] += 1
-
-    def settle(self, keys: Iterable[OffloadKey]) -> None:
-        """Forget the notes of chunks that a full segment has."""
-        with self._lock:
-            for key in keys:
-                self._pending.pop(key, None)
-
-    def unsaved(self) -> tuple[dict[OffloadKey, bytes], bool]:
-        """Return pending notes that fit into a segment, and whether there are more of them.
-
-        If a segment has all of them, return none.
-        """
-        with self._lock:
-            taken: dict[OffloadKey, bytes] = {}
-            left_bytes = self._room_bytes
-            for key, note in self._pending.items() if self._has_news else ():
-                left_bytes -= _size(key, note)
-                if left_bytes < 0:
-                    return taken, True
-                taken[key] = note
-            self._has_news = False
-            return taken, False
-
-    def failed(self) -> None:
-        self._has_news = True
-
-    def is_used(self, segment: OffloadKey) -> bool:
-        return self._used[segment] > 0
-
-    def _leave(self, key: OffloadKey) -> None:
-        home = self._home.pop(key, None)
-        if home is not None:
-            self._used[home] -= 1
-            if not self._used[home]:
-                del self._used[home]
-
-
-def _size(key: OffloadKey, note: bytes) -> int:
-    return len(key) + len(note) + _RECORD_BYTES
 
 
 @dataclass(eq=False)
@@ -157,80 +53,110 @@ class NoteSegments:
 
     A segment is stored, sealed and found like a chunk. A part-filled one is replaced by a new one
     with more notes, under another name, because other engines read a segment once or twice only.
+    A segment is kept while the store has one of its chunks.
     """
 
     _call: TierCaller
     _mover: ChunkMover
-    _memory: SegmentBuffers
+    _memory: SegmentSlot
     _clock: Clock
     _rng: random.Random
     _log: TierLog
-    # For each segment in the store, how often it is still to be read: another engine may write it
-    # before this one has met its chunks.
-    _readings: dict[OffloadKey, int] = field(default_factory=dict)
+    # The notes that no full segment has yet. A dictionary's methods are safe in any thread.
+    _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
+    _has_news: bool = False
+    # The chunks of each segment that was read or written; ``None`` if it cannot be read.
+    _chunks: dict[OffloadKey, Sequence[OffloadKey] | None] = field(default_factory=dict)
+    # Segments that are to be read once more, because another engine may have written one before
+    # this one has met all its chunks.
+    _again: set[OffloadKey] = field(default_factory=set)
     _part: OffloadKey | None = None
 
-    async def unread(
-        self, segments: Collection[OffloadKey], book: NoteBook, *, again: bool
-    ) -> AsyncIterator[tuple[OffloadKey, dict[OffloadKey, bytes]]]:
-        """Yield the notes of the segments that a scan has met and that are still to be read.
+    def __post_init__(self) -> None:
+        self._room_bytes = self._memory.chunk_bytes - _LENGTH.size - _RECORD_BYTES
 
-        All are read ``again`` if it is true, or if one has gone that was some chunk's only home.
+    def add(self, notes: Mapping[OffloadKey, bytes]) -> None:
+        """Add the notes of stored chunks.
+
+        A chunk stored anew was lost meanwhile, so other engines need its note in a new segment.
         """
-        gone = self._readings.keys() - set(segments)
-        self._readings = {key: self._readings.get(key, 2) for key in segments}
-        for reading in range(2):
-            if again or (reading and any(map(book.is_used, gone))):
-                self._readings = {key: left or 1 for key, left in self._readings.items()}
-            elif reading:
-                return
-            for segment in sorted(segments):
-                if self._readings[segment]:
-                    self._readings[segment] -= 1
-                    if notes := await self._load(segment):
-                        yield segment, notes
-            if again:
-                return
+        fitting = {k: n for k, n in notes.items() if n and _size(k, n) <= self._room_bytes}
+        self._pending.update(fitting)
+        self._has_news |= bool(fitting)
 
-    def was_read(
-        self, book: NoteBook, segment: OffloadKey, keys: Iterable[OffloadKey], *, all_met: bool
+    def drop(self, key: OffloadKey) -> None:
+        """Forget the note of a chunk that is gone. Any thread may call this."""
+        self._pending.pop(key, None)
+
+    async def read(
+        self,
+        segments: Set[OffloadKey],
+        take: Callable[[Mapping[OffloadKey, bytes]], bool],
+        needs_all: Callable[[], bool],
     ) -> None:
-        """Note the chunks of a segment that the store has, maybe all that the segment names."""
-        book.place(keys, segment, self._readings)
-        if all_met:
-            self._readings[segment] = 0
+        """Pass the notes of the segments that a scan has met to ``take``.
 
-    def new_book(self) -> NoteBook:
-        return NoteBook(self._memory.chunk_bytes - _LENGTH.size - _RECORD_BYTES)
+        ``take`` returns false if the store lacks some of the notes' chunks. A segment is read when
+        it is new, and again after the next scan if chunks lacked. If ``needs_all`` then returns
+        true, all others are read too.
+        """
+        self._chunks = {key: of for key, of in self._chunks.items() if key in segments}
+        self._again &= segments
+        rest = []
+        for segment in sorted(segments):
+            is_new = segment not in self._chunks
+            if is_new or segment in self._again:
+                is_whole = await self._read(segment, take)
+                self._again.discard(segment)
+                if is_new and not is_whole:
+                    self._again.add(segment)
+            else:
+                rest.append(segment)
+        if needs_all():
+            for segment in rest:
+                await self._read(segment, take)
 
-    async def save(self, book: NoteBook) -> None:
+    async def _read(
+        self, segment: OffloadKey, take: Callable[[Mapping[OffloadKey, bytes]], bool]
+    ) -> bool:
+        notes = await self._load(segment)
+        self._chunks[segment] = None if notes is None else list(notes)
+        return notes is not None and take(notes)
+
+    async def save(self) -> None:
         """Write the notes that no segment has yet."""
-        is_full = True
-        while is_full:
-            notes, is_full = book.unsaved()
+        while self._has_news:
+            notes: dict[OffloadKey, bytes] = {}
+            left_bytes = self._room_bytes
+            pending = self._pending.copy()
+            for key, note in pending.items():
+                left_bytes -= _size(key, note)
+                if left_bytes < 0:
+                    break
+                notes[key] = note
+            is_full = len(notes) < len(pending)
+            self._has_news = is_full
             if not notes:
                 return
             segment = make_offload_key(self._rng.randbytes(32), SEGMENT_GROUP)
             try:
                 await self._store(segment, notes)
-            except (TierError, TimeoutError):
-                book.failed()
+            except BaseException:
+                self._has_news = True
                 raise
+            self._chunks[segment] = list(notes)
             part, self._part = self._part, None if is_full else segment
-            if part is not None:
-                self._readings.pop(part, None)
-            self._readings[segment] = 0
-            book.place(notes, segment, self._readings)
             if is_full:
-                book.settle(notes)
+                for key in notes:
+                    self.drop(key)
             await self._delete([] if part is None else [part])
 
-    async def tidy(self, book: NoteBook) -> None:
-        """Delete the segments of chunks that are gone, and keep the others from being evicted."""
+    async def tidy(self, known: Container[OffloadKey]) -> None:
+        """Delete the segments without a ``known`` chunk, and keep the others from being evicted."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
-        for segment, readings in self._readings.items():
-            is_kept = readings or segment == self._part or book.is_used(segment)
+        for segment, keys in self._chunks.items():
+            is_kept = keys is None or segment in self._again or any(key in known for key in keys)
             (kept if is_kept else useless).append(segment)
         await self._delete(useless)
         if kept and Capability.TOUCH in self._call.tier.capabilities:
@@ -242,7 +168,7 @@ class NoteSegments:
         if self._call.can_delete:
             for segment in segments:
                 await self._call.delete([segment])
-                self._readings.pop(segment, None)
+                self._chunks.pop(segment, None)
 
     async def _store(self, segment: OffloadKey, notes: Mapping[OffloadKey, bytes]) -> None:
         body = msgspec.msgpack.encode(notes)
@@ -254,18 +180,18 @@ class NoteSegments:
         if error is not None:
             raise error
 
-    async def _load(self, segment: OffloadKey) -> dict[OffloadKey, bytes]:
+    async def _load(self, segment: OffloadKey) -> dict[OffloadKey, bytes] | None:
         error = await self._move(Operation.LOAD, segment)
         if error is not None:
             self._log.debug("a segment of notes cannot be read: %s", error)
-            return {}
+            return None
         payload = self._memory.padded_view(0, 1)
         (length,) = _LENGTH.unpack_from(payload)
         try:
             return _records.decode(payload[_LENGTH.size : _LENGTH.size + length])
         except msgspec.DecodeError as error:
             self._log.warning("a segment of notes cannot be read: %s", error)
-            return {}
+            return None
 
     async def _move(self, operation: Operation, segment: OffloadKey) -> TierError | None:
         job = Job(0, operation, [segment], [0], _KEEPER, 0.0)
@@ -276,3 +202,7 @@ class NoteSegments:
                 if operation is Operation.LOAD:
                     await self._mover.verify(transfers, errors, moved)
         return errors[0]
+
+
+def _size(key: OffloadKey, note: bytes) -> int:
+    return len(key) + len(note) + _RECORD_BYTES

@@ -78,7 +78,7 @@ class TieringManager:
         hint_duration_s: the longest time for which hints can hold a chunk.
         policy_now_s: returns the time that the policy sees, for a replay that does not wait
             between its requests; the clock's time if ``None``.
-        announce: gets events for routers, also of what other processes do to the tiers' stores.
+        announce: gets the primary tier's events for routers.
     """
 
     def __init__(
@@ -158,8 +158,7 @@ class TieringManager:
             # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
             events=self._primary.events.is_enabled,
-            announce=self._primary.announce,
-            note_of=self._primary.note_of,
+            note_of=None if self._primary.announce is None else self._primary.note_of,
         )
         client.open()
         tier = ManagedTier(client, index, store_policy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -20,7 +19,6 @@ from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.runner.jobs import (
     EVERY_CHUNK,
     ChunksRemoved,
-    InventoryChanged,
     IoEnded,
     Job,
     JobResult,
@@ -99,8 +97,6 @@ class TierClient:
         chunk_bytes: payload of a chunk.
         max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
         events: true to collect events, which the caller must take with :meth:`take_events`.
-        announce: gets events for routers, of what the tier's store has and not only of what this
-            client does; only for a tier with ``spec.inventory``.
         note_of: returns a chunk's note, which the tier then keeps for routers that get events.
     """
 
@@ -114,7 +110,6 @@ class TierClient:
         chunk_bytes: int,
         max_store_bytes: int | None = None,
         events: bool = False,
-        announce: Callable[[OffloadingEvent], None] | None = None,
         note_of: Callable[[OffloadKey], bytes] | None = None,
     ) -> None:
         if spec.runner.max_queue_bytes < chunk_bytes:
@@ -143,13 +138,9 @@ class TierClient:
         self.pace: Pace = Pace(spec.runner, chunk_bytes)
         self._outages = Outages(self.stats, self._log_end)
         tier_class = spec.tier_class
-        of = spec.name, tier_class.medium, tier_class.locality
-        self._events = EventLog(*of, is_enabled=events)
-        self._inventory = EventLog(*of, is_enabled=False, announce=announce)
-        self._note_of = note_of if announce is not None else None
-        # The number of the last inventory report that was announced, and a lock for both.
-        self._announced = -1
-        self._announcing = threading.Lock()
+        self._of = spec.name, tier_class.medium, tier_class.locality
+        self._events = EventLog(*self._of, is_enabled=events)
+        self._note_of = note_of
         self._job_ids = itertools.count(1)
         # The collected jobs in order, and for each request the load to which chunks are added.
         self._collected: list[Job] = []
@@ -456,20 +447,22 @@ class TierClient:
         """Return the events since the last call, oldest first."""
         return self._events.take()
 
-    def announce(self, reports: Sequence[Report] | None = None) -> None:
-        """Announce the changes in ``reports``, by default in all that the engine has not polled.
+    def take_inventory(self) -> list[OffloadingEvent]:
+        """Return for routers what has come into the tier's store or left it since the last call.
 
-        Any thread may call this method, so that routers learn what others do to the store even
-        while the engine is idle.
+        Only for a tier with ``spec.inventory``. Any one thread may call this method, so that
+        routers learn what others do to the store even while the engine is idle.
         """
-        with self._announcing:
-            for report in self._runner.peek() if reports is None else reports:
-                if isinstance(report, InventoryChanged) and report.serial > self._announced:
-                    self._announced = report.serial
-                    if report.first:
-                        self._inventory.reset()
-                    self._inventory.add(report.stored, removed=False, notes=report.notes)
-                    self._inventory.add(report.removed, removed=True)
+        events = []
+        for change in self._runner.take_inventory():
+            if change.first:
+                events.append(OffloadingEvent((), *self._of, removed=True))
+            if change.stored:
+                stored = OffloadingEvent(change.stored, *self._of, False, change.notes)
+                events.append(stored)
+            if change.removed:
+                events.append(OffloadingEvent(change.removed, *self._of, removed=True))
+        return events
 
     def _collect(
         self,
@@ -534,8 +527,6 @@ class TierClient:
             self._known.discard(report.keys)
             self.jobs.note_removed(report.keys)
             self._events.add(report.keys, removed=True)
-        elif isinstance(report, InventoryChanged):
-            self.announce([report])
         else:
             with self._outages.followed():
                 note_state(self.stats, report, now_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +69,12 @@ def store(manager: TieringManager) -> None:
         time.sleep(0.01)
 
 
+def remove_all(directory: Path) -> None:
+    program = "from kvtier_sdk.cli import main; main()"
+    command = ["tier", "rm", f"file://{directory}/kv", "--all", "--yes"]
+    subprocess.run([sys.executable, "-c", program, *command], check=True, capture_output=True)
+
+
 def await_blocks(router: Router, blocks: set[int]) -> None:
     end_s = time.monotonic() + 30
     while {block for medium, _, block in router.blocks if medium == "STORAGE"} != blocks:
@@ -86,9 +94,21 @@ def test_a_router_hears_of_files_from_an_engine_that_never_steps(
         router.catch_up()
         await_blocks(router, {0, 1, 2, 3})
         assert not router.has([0], medium="CPU"), "the host pool of the engine before"
-        program = "from kvtier_sdk.cli import main; main()"
-        command = ["tier", "rm", f"file://{tmp_path}/kv", "--all", "--yes"]
-        subprocess.run([sys.executable, "-c", program, *command], check=True, capture_output=True)
+        remove_all(tmp_path)
+        await_blocks(router, set())
+    router.close()
+
+
+def test_a_router_hears_of_files_after_the_process_of_an_idle_engines_tier_has_died(
+    options: dict[str, object], tmp_path: Path
+) -> None:
+    router = Router(str(options["events_endpoint"]), str(options["events_replay_endpoint"]))
+    with engine(options, runner="process") as manager:
+        store(manager)
+        await_blocks(router, {0, 1, 2, 3})
+        (client,) = manager.clients
+        os.kill(client._runner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        remove_all(tmp_path)
         await_blocks(router, set())
     router.close()
 

@@ -100,7 +100,6 @@ class Engine:
             TierListener(),
             clock=self._clock,
             chunk_bytes=CHUNK_BYTES,
-            announce=self.publisher.put,
             note_of=lambda key: self.notes.get(key, b""),
         )
         self.client.open()
@@ -108,9 +107,9 @@ class Engine:
     def run(self, duration_s: float, *, is_idle: bool = False) -> None:
         self.client.flush()
         self.runner.run_for(duration_s)
-        if is_idle:
-            self.client.announce()
-        else:
+        for event in self.client.take_inventory():
+            self.publisher.put(event)
+        if not is_idle:
             self.client.poll()
 
     def scan_twice(self) -> None:

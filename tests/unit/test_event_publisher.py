@@ -16,7 +16,7 @@ from support.router import Router  # noqa: E402
 from kvtier_sdk import ConfigError, Locality, Medium, OffloadKey, make_offload_key  # noqa: E402
 from kvtier_sdk.aio.clock import SystemClock  # noqa: E402
 from kvtier_sdk.event_publisher import AnnouncedChunks, EventPublisher  # noqa: E402
-from kvtier_sdk.events import ChunkNote, OffloadingEvent, in_prefix_order  # noqa: E402
+from kvtier_sdk.events import ChunkNote, OffloadingEvent, PrefixOrder  # noqa: E402
 
 Make = Callable[..., EventPublisher]
 
@@ -107,6 +107,22 @@ def test_a_router_that_missed_little_gets_it_without_a_snapshot(
     router.close()
 
 
+def test_few_bytes_are_kept_and_a_router_that_missed_more_gets_a_snapshot(
+    publish: Make, endpoints: list[str]
+) -> None:
+    publisher = publish(kept_bytes=100)
+    router = Router(*endpoints)
+    router.catch_up()
+    for number in range(20):
+        publisher.put(event(key(number)))
+        router._loss = 1.0
+        router.listen(0.1)
+    router.catch_up()
+    assert len(router.blocks) == 20
+    assert router.snapshots == 2
+    router.close()
+
+
 def told(chunks: AnnouncedChunks, *events: OffloadingEvent) -> list[tuple[str, list[int]]]:
     found = [one for of in events for one in chunks.apply(of)]
     return [(one["type"], one.get("block_hashes", [])) for one in found]
@@ -141,10 +157,15 @@ def test_a_new_loop_of_a_tier_makes_void_what_the_old_one_has_told() -> None:
 
 
 def test_a_snapshot_names_parents_first() -> None:
-    notes = {key(n): note(n, parent=n - 1 if n else None) for n in (5, 3, 4, 0, 2, 1)}
-    assert list(in_prefix_order(notes)) == [key(n) for n in range(6)]
-    circle = {key(1): note(1, parent=2), key(2): note(2, parent=1)}
-    assert set(in_prefix_order(circle)) == set(circle)
+    def sort(parents: dict[int, int | None]) -> list[OffloadKey]:
+        order = PrefixOrder()
+        for n, parent in parents.items():
+            order.add(key(n), note(n, parent=parent))
+        return list(order.sort(map(key, parents)))
+
+    chain = {n: n - 1 if n else None for n in (5, 3, 4, 0, 2, 1)}
+    assert sort(chain) == [key(n) for n in range(6)]
+    assert sorted(sort({1: 2, 2: 1})) == [key(1), key(2)]
 
 
 def test_a_port_in_use_is_an_error_that_names_the_option(

@@ -24,7 +24,7 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner.jobs import Report
+from kvtier_sdk.runner.jobs import InventoryChanged, Report
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import close_tier, run_until
@@ -216,8 +216,11 @@ class Child:
 
     def _send_reports(self) -> None:
         self._sending = False
-        if reports := [self._reports.popleft() for _ in range(len(self._reports))]:
-            self._data.send(message(Kind.REPORTS, write_reports(reports)), self._event_loop)
+        reports = [self._reports.popleft() for _ in range(len(self._reports))]
+        for kind in (Kind.REPORTS, Kind.INVENTORY):
+            is_told = kind is Kind.INVENTORY
+            if some := [one for one in reports if isinstance(one, InventoryChanged) is is_told]:
+                self._data.send(message(kind, write_reports(some)), self._event_loop)
 
 
 class _LogSender(logging.Handler):

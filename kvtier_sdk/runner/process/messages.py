@@ -24,7 +24,7 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 _HEAD = struct.Struct("<IB")
 #: The longest body, which has room for seven million keys. A longer message is invalid.
@@ -76,6 +76,8 @@ class Kind(IntEnum):
     HUNG = 9
     #: To the child: a ping. From the child: the answer to a ping.
     PING = 10
+    #: From the child: changes of the inventory, which the engine's thread does not decode.
+    INVENTORY = 11
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -189,6 +191,8 @@ class Channel:
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
+        #: Reports that have arrived and that the engine's thread has not polled.
+        self.unpolled: list[SentReport] = []
         # True once the peer has closed its end, or the connection is broken.
         self.at_end = False
         self._socket = own

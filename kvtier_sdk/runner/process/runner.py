@@ -19,6 +19,7 @@ from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.breaker import Backoff
 from kvtier_sdk.runner.jobs import (
+    InventoryChanged,
     Job,
     JobResult,
     OpeningEnded,
@@ -83,8 +84,10 @@ class ProcessRunner(LoopRunner):
         # Reports of the supervisor that the engine's thread has not polled yet, each with the
         # channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
-        # Reports that :meth:`peek` or :meth:`close` has read, for the next poll.
+        # Reports that :meth:`close` has polled, for the next poll.
         self._unpolled: list[Report] = []
+        # Encoded changes of the inventory, which the publisher's thread decodes.
+        self._inventory: list[bytes] = []
         self._reading = threading.Lock()
         self._watched = False
         self._namespace = namespace
@@ -128,18 +131,18 @@ class ProcessRunner(LoopRunner):
             reports, self._unpolled = self._unpolled, []
             if self._data is not None:
                 self._data.flush()
-                self._read(self._data, reports)
+                reports += self._take(self._data)
             while self._changes:
                 data, change = self._changes.popleft()
                 if data is not None and isinstance(change, RunnerStopped):
                     # Read the last reports: all have arrived, because the process is gone.
-                    self._read(data, reports)
+                    reports += self._take(data)
                     data.close()
                     self._data = None
                 reports.append(change)
                 if data is not None and isinstance(change, ProcessStarted):
                     self._data = data
-                    self._read(data, reports)
+                    reports += self._take(data)
         if self._notify is not None and not self._watched:
             self._watch()
         return reports
@@ -148,14 +151,22 @@ class ProcessRunner(LoopRunner):
         if not self._is_here:
             return ()
         with self._reading:
-            known = len(self._unpolled)
-            if self._data is not None:
-                self._read(self._data, self._unpolled)
-            if len(self._unpolled) > known:
-                # Notify the engine, because the socket no longer signals the reports read here.
-                self._call_soon(self._readable)
+            unpolled = self._peek()
             changes = [change for _, change in self._changes.copy()]
-            return [*self._unpolled, *changes]
+            return [*self._unpolled, *unpolled, *changes]
+
+    def take_inventory(self) -> Sequence[InventoryChanged]:
+        if not self._is_here:
+            return ()
+        with self._reading:
+            self._peek()
+            # The engine may be idle, and not know yet that a new process has replaced the last.
+            for data, _ in self._changes.copy():
+                if data is not None:
+                    self._read(data)
+            bodies, self._inventory = self._inventory, []
+        told = [report for body in bodies for report in read_reports(body)]
+        return [report for report in told if isinstance(report, InventoryChanged)]
 
     def suspect(self) -> None:
         self._call_soon(self._suspect)
@@ -178,13 +189,31 @@ class ProcessRunner(LoopRunner):
         self._watch()
         return bool(is_open)
 
-    def _read(self, data: Channel, reports: list[Report]) -> None:
+    def _peek(self) -> Sequence[Report]:
+        if self._data is None:
+            return ()
+        known = len(self._data.unpolled)
+        self._read(self._data)
+        if self._notify is not None and len(self._data.unpolled) > known:
+            # Notify the engine, because the socket no longer signals the reports read here.
+            self._call_soon(self._readable)
+        return self._data.unpolled
+
+    def _take(self, data: Channel) -> Sequence[Report]:
+        self._read(data)
+        taken, data.unpolled = data.unpolled, []
+        return taken
+
+    def _read(self, data: Channel) -> None:
         if data.at_end:
             return
         error = None
         try:
-            for _, body in data.read():
-                reports += read_reports(body)
+            for kind, body in data.read():
+                if kind is Kind.INVENTORY:
+                    self._inventory.append(body)
+                else:
+                    data.unpolled += read_reports(body)
         except MessageError as caught:
             error = caught
             data.at_end = True

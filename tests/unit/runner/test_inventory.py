@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 pytest.importorskip("zmq")
@@ -19,7 +24,8 @@ from support.shared_store import (
 )
 
 from kvtier_sdk import OffloadKey, TierUnavailableError
-from kvtier_sdk.types import Entry
+from kvtier_sdk.errors import ChunkAuthError
+from kvtier_sdk.types import Capability, Entry, split_offload_key
 
 CHUNKS = dict(chunk(0, place) for place in range(6))
 KEYS = list(CHUNKS)
@@ -96,3 +102,105 @@ def test_a_purge_takes_the_notes_too() -> None:
         engine.run(2 * INTERVAL_S)
         assert not SharedTier.shared[0]
         assert known(engine) == set()
+
+
+def test_an_engine_that_polls_leaves_the_changes_to_the_publisher() -> None:
+    with engines_on_one_store(1) as (engine,):
+        engine.client.store(KEYS, range(len(KEYS)), REQUEST)
+        engine.client.flush()
+        engine.runner.run_for(0.001)
+        engine.client.poll()
+        taken = engine.client.take_inventory()
+        assert [key for event in taken for key in event.keys] == KEYS
+        assert not engine.client.take_inventory()
+
+
+def watch_segments(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
+) -> Counter[tuple[int, OffloadKey]]:
+    """Count how often each tier loads each segment, with an ``error`` if there is one."""
+    loads: Counter[tuple[int, OffloadKey]] = Counter()
+    load = SharedTier.load
+
+    async def counted(self: SharedTier, batch: Sequence[Any]) -> Sequence[Any]:
+        segments = [one.key for one in batch if split_offload_key(one.key)[1]]
+        loads.update((id(self), key) for key in segments)
+        return [error] if segments and error is not None else await load(self, batch)
+
+    monkeypatch.setattr(SharedTier, "load", counted)
+    return loads
+
+
+def test_segments_are_read_twice_at_most_while_another_engine_stores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with engines_on_one_store(2) as (writer, reader):
+        store(writer, KEYS[0])
+        writer.restart(in_time=True)
+        loads = watch_segments(monkeypatch)
+        for key in KEYS[1:]:
+            reader.run(INTERVAL_S)
+            store(writer, key)
+            reader.run(INTERVAL_S)
+            writer.run(INTERVAL_S)
+        reader.scan_twice()
+        assert known(reader) == set(KEYS)
+        assert loads
+        assert max(loads.values()) <= 2
+
+
+def test_a_segment_that_cannot_be_read_stays_for_those_who_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with engines_on_one_store(1) as (engine,):
+        store(engine, *KEYS)
+        loads = watch_segments(monkeypatch, ChunkAuthError("of others", unknown_key=True))
+        engine.restart(in_time=True)
+        engine.run(5 * INTERVAL_S)
+        assert loads.total() == 2
+        assert len(stored_keys(segments=True)) == 1
+
+
+def test_a_malformed_note_costs_its_own_chunk_only() -> None:
+    with engines_on_one_store(1) as (engine,):
+        engine.notes.update(CHUNKS)
+        engine.notes[KEYS[0]] = b"\xff"
+        engine.client.store(KEYS, range(len(KEYS)), REQUEST)
+        engine.run(0.001)
+        engine.restart(in_time=True)
+        engine.run(2 * INTERVAL_S)
+        engine.tell_everything()
+        assert len(engine.router.blocks) == 2 * (len(KEYS) - 1)
+        lose(KEYS)
+        engine.run(2 * INTERVAL_S)
+        assert known(engine) == set()
+
+
+def test_a_tier_that_cannot_be_listed_gets_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedTier, "capabilities", SharedTier.capabilities & ~Capability.SCAN)
+    with engines_on_one_store(1) as (engine,):
+        store(engine, *KEYS)
+        engine.restart(in_time=True)
+        assert stored_keys() == set(KEYS)
+        assert not stored_keys(segments=True)
+
+
+def test_notes_whose_store_is_cut_off_by_the_close_are_stored_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hangs = [True]
+    put = SharedTier.store
+
+    async def hang_once(self: SharedTier, batch: Sequence[Any]) -> Sequence[Any]:
+        if split_offload_key(batch[0].key)[1] and hangs:
+            hangs.clear()
+            await asyncio.Event().wait()
+        return await put(self, batch)
+
+    monkeypatch.setattr(SharedTier, "store", hang_once)
+    with engines_on_one_store(1) as (engine,):
+        store(engine, *KEYS)
+        engine.run(INTERVAL_S + 1.0)
+        assert not hangs
+        engine.restart(in_time=True)
+        assert len(stored_keys(segments=True)) == 1

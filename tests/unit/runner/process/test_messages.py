@@ -80,7 +80,7 @@ reports = st.one_of(
     ),
     st.builds(IoEnded, numbers),
     st.builds(ChunksRemoved, keys),
-    st.builds(InventoryChanged, numbers, keys, keys, keys, st.booleans()),
+    st.builds(InventoryChanged, keys, keys, keys, st.booleans()),
     st.builds(BreakerMoved, st.sampled_from(Direction), st.sampled_from(BreakerState)),
     st.builds(MetricsChanged, figures, figures),
 )
