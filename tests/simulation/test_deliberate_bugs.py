@@ -350,9 +350,11 @@ def what_has_left_is_remembered_for_ever(
 
 @bug("events agree with the primary tier")
 @around(EventLog, "add")
-def an_eviction_is_not_announced(original: Any, self: Any, keys: Any, *, removed: bool) -> None:
-    if not removed or self._tier != PRIMARY:
-        original(self, keys, removed=removed)
+def an_eviction_is_not_announced(
+    original: Any, self: Any, keys: Any, *, removed: bool, **more: Any
+) -> None:
+    if not removed or self._of[0] != PRIMARY:
+        original(self, keys, removed=removed, **more)
 
 
 # --- the tier client ------------------------------------------------------------------------
