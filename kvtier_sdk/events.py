@@ -128,7 +128,7 @@ class EventLog:
         notes: Sequence[bytes] = (),
         session: str | None = None,
     ) -> None:
-        if not keys:
+        if not keys or not (self.is_enabled or self._announce):
             return
         event = OffloadingEvent(keys, *self._of, removed, notes, session)
         if self.is_enabled:

@@ -125,7 +125,7 @@ class PrimaryTier:
             slot.used_s = now_s
         keys = [slot.key for slot in slots]
         self._policy.on_insert(keys, request)
-        notes = [slot.note for slot in slots]
+        notes = [] if self.announce is None else [slot.note for slot in slots]
         self.events.add(keys, removed=False, notes=notes, session=request.session)
 
     def unpin(self, slot: Slot, count: int = 1) -> None:
