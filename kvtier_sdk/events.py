@@ -34,7 +34,7 @@ class OffloadingEvent:
 
 
 class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What a router needs to know of a chunk's blocks to find a prompt's prefix.
+    """The facts about a chunk's blocks by which a router finds a prompt's prefix.
 
     Attributes:
         block_hashes: the last 64 bits of the hash of each block of the chunk, in order.

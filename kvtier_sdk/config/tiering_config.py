@@ -90,7 +90,7 @@ class TieringConfig(StrictModel):
 
     @property
     def inventory(self) -> Literal["off", "hashes", "tokens"]:
-        """What routers are told of chunks."""
+        """The facts about chunks that routers get."""
         if self.events_endpoint is None:
             return "off"
         return "tokens" if self.events_tokens else "hashes"

@@ -13,7 +13,7 @@ import zmq
 
 
 class Router:
-    """What a router knows of one engine: how often each block was stored, by medium and group.
+    """A router's knowledge of one engine: how often each block was stored, by medium and group.
 
     It loses each batch with the probability ``loss``, notices the gap by the next number, and asks
     for what is missing. It refuses what no router could digest: a removal of an unknown block.

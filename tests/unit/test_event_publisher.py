@@ -1,4 +1,4 @@
-"""What routers hear, over real sockets."""
+"""Events for routers, over real sockets."""
 
 from __future__ import annotations
 
@@ -91,35 +91,22 @@ def test_a_router_that_outlives_the_engine_forgets_what_the_engine_had(
     router.close()
 
 
-def test_a_router_that_missed_little_gets_it_without_a_snapshot(
-    publish: Make, endpoints: list[str]
+@pytest.mark.parametrize(
+    ("kept", "loss", "snapshots"), [({}, 0.5, 1), ({"kept_bytes": 100}, 1.0, 2)]
+)
+def test_a_router_that_missed_more_than_is_kept_gets_a_snapshot(
+    publish: Make, endpoints: list[str], kept: dict[str, int], loss: float, snapshots: int
 ) -> None:
-    publisher = publish()
+    publisher = publish(**kept)
     router = Router(*endpoints)
     router.catch_up()
     for number in range(20):
         publisher.put(event(key(number)))
-        router._loss = 0.5
+        router._loss = loss
         router.listen(0.1)
     router.catch_up()
     assert len(router.blocks) == 20
-    assert router.snapshots == 1
-    router.close()
-
-
-def test_few_bytes_are_kept_and_a_router_that_missed_more_gets_a_snapshot(
-    publish: Make, endpoints: list[str]
-) -> None:
-    publisher = publish(kept_bytes=100)
-    router = Router(*endpoints)
-    router.catch_up()
-    for number in range(20):
-        publisher.put(event(key(number)))
-        router._loss = 1.0
-        router.listen(0.1)
-    router.catch_up()
-    assert len(router.blocks) == 20
-    assert router.snapshots == 2
+    assert router.snapshots == snapshots
     router.close()
 
 

@@ -133,12 +133,11 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         self, pool: HostPool | EngineSlots, tiers: Sequence[TierSpec]
     ) -> KVTierOffloadingManager:
         config = self._options.config
+        rank = self.config.parallel.data_parallel_index
         if config.metrics_port:
             # Each replica of a data-parallel engine has a different port.
-            port = config.metrics_port + self.config.parallel.data_parallel_index
-            config = config.model_copy(update={"metrics_port": port})
+            config = config.model_copy(update={"metrics_port": config.metrics_port + rank})
         clock = SystemClock()
-        rank = self.config.parallel.data_parallel_index
         services = OperatorServices(config, clock, pool.chunk_bytes, rank=rank)
         identity = Identity(
             self.config,
