@@ -25,19 +25,19 @@ class StorePolicy(ABC):
     """A policy that chooses which chunks a tier gets, and when.
 
     A policy does no I/O, and is used on the engine's thread only. If the policy below is installed
-    under the entry point ``kvtier.store_policies`` as ``of_tenant``, the option
-    ``store_policy = "of_tenant:acme"`` selects it::
+    under the entry point ``kvtier.store_policies`` as ``urgent``, the option
+    ``store_policy = "urgent:80"`` selects it::
 
-        class OfTenant(StorePolicy):
+        class Urgent(StorePolicy):
             moment = StoreMoment.STORED
 
             def __init__(self, argument):
                 if not argument:
-                    raise ValueError("needs a tenant, as in 'of_tenant:acme'")
-                self._tenant = argument
+                    raise ValueError("needs a priority, as in 'urgent:80'")
+                self._least = int(argument)
 
             def wants(self, key, hits, request):
-                return request.params.get("tenant") == self._tenant
+                return request.priority >= self._least
 
     Attributes:
         moment: the moment at which the tier is offered a chunk.

@@ -102,7 +102,7 @@ class RunnerOptions(StrictModel):
             process of its own. ``auto`` chooses a thread for a tier in this machine's memory, and
             a process for any other tier if a process is possible.
         store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
-            ``after_hits:2``, or another package's policy.
+            ``after_hits:2``, ``of_tenant:acme``, or another package's policy.
         admission: ``auto`` gives a full tier only chunks seen before, as long as that brings more
             hits; ``off`` gives the tier every chunk that the store policy wants.
         offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it those chunks

@@ -35,3 +35,18 @@ class AfterHits(StorePolicy):
 
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         return hits >= self._hits
+
+
+class OfTenant(StorePolicy):
+    """A policy that stores the chunks of one tenant's requests, as in ``of_tenant:acme``."""
+
+    moment = StoreMoment.STORED
+
+    def __init__(self, argument: str | None) -> None:
+        if not argument:
+            raise ValueError("needs a tenant: 'of_tenant:acme'")
+        super().__init__(None)
+        self._tenant = argument
+
+    def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
+        return request.tenant == self._tenant

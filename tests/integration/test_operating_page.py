@@ -44,6 +44,7 @@ EXPECTED = {
     "metrics rules": ((), "alert:"),
     "drain SOCKET TIER": ((), "file is out"),
     "resume SOCKET TIER": ((), "file is in"),
+    "tier rm CONFIG#TENANT --all": (("--yes",), "5 chunks deleted"),
 }
 
 
@@ -63,6 +64,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     (folder / "kv.toml").write_text(
         f'slots = 8\nchunk_bytes = 4096\nadmin_socket = "{socket}"\ntiers = ["file://{root}"]\n'
     )
+    fill(f"file://{folder}/acme", Namespace(FACTS), keys_from(0, 5))
+    (folder / "tenants.toml").write_text(f'slots = 8\ntiers = ["file://{folder}/acme"]\n')
     (folder / "tokens.json").write_text(json.dumps(TOKENS))
     line = {"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1, 2]}
     line["chunk_bytes"] = 4096
@@ -76,6 +79,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             "TOKENS": str(folder / "tokens.json"),
             "TRACE": str(folder / "trace.jsonl"),
             "DESTINATION": f"file://{folder}/copied",
+            "CONFIG#TENANT": f"{folder}/tenants.toml#file",
             "NAME": "qwen",
             "NAMESPACE": Namespace(FACTS).for_chunks(4096).fingerprint[:12],
             "TIER": "file",

@@ -119,8 +119,8 @@ TIER_MISTAKES: list[tuple[Any, str, str]] = [
     (
         "memory:?store_policy=thru",
         "store_policy",
-        ": no store policy 'thru'; did you mean 'through'? installed: after_hits, on_evict, "
-        "through",
+        ": no store policy 'thru'; did you mean 'through'? installed: after_hits, of_tenant, "
+        "on_evict, through",
     ),
     (
         "memory:?store_policy=after_hits",

@@ -209,7 +209,20 @@ def test_a_preempted_request_comes_back_with_its_store_in_flight(make: Make) -> 
     assert below(engine) == set(KEYS[:3])
 
 
-@pytest.mark.parametrize("text", ["after_hits", "after_hits:0", "after_hits:x", "through:1"])
+def test_of_tenant_a_tier_gets_the_chunks_of_one_tenant(make: Make) -> None:
+    engine = make(store_policy="of_tenant:acme")
+    for start, tenant in enumerate(["acme", "globex", ""]):
+        request = RequestContext(f"of {tenant}", tenant=tenant)
+        engine.manager.on_new_request(request)
+        engine.store(request, *KEYS[2 * start : 2 * start + 2])
+        engine.manager.on_request_finished(request)
+    engine.at_rest()
+    assert below(engine) == set(KEYS[:2])
+
+
+@pytest.mark.parametrize(
+    "text", ["after_hits", "after_hits:0", "after_hits:x", "through:1", "of_tenant", "of_tenant:"]
+)
 def test_an_argument_that_means_nothing_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load_store_policy(text)
