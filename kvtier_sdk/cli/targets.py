@@ -107,7 +107,9 @@ def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
     return None
 
 
-def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
+def prompt_keys(
+    tokens: Sequence[int], facts: Mapping[str, Any], salt: str | None = None
+) -> list[list[OffloadKey]]:
     engine = str(facts.get("engine", "")).partition(" ")[0]
     tools = installed_engines().get(engine)
     if tools is None:
@@ -116,4 +118,4 @@ def prompt_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Of
             f"the namespace's engine is {engine!r}, and no installed package computes its keys; "
             f"installed: {known}"
         )
-    return tools.chunk_keys(tokens, facts)
+    return tools.chunk_keys(tokens, facts, salt)

@@ -42,10 +42,13 @@ class EngineTools(ABC):
         """
 
     @abstractmethod
-    def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
+    def chunk_keys(
+        self, tokens: Sequence[int], facts: Mapping[str, Any], salt: str | None
+    ) -> list[list[OffloadKey]]:
         """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
 
-        ``tokens`` are the token ids of the prompt, and ``facts`` are the facts of the namespace.
+        ``tokens`` are the token ids of the prompt, ``facts`` are the facts of the namespace, and
+        ``salt`` is what the request adds to its keys, if anything.
 
         Raises:
             ConfigError: the facts do not determine the keys.

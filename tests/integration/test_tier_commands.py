@@ -238,8 +238,11 @@ def test_explain_tells_present_from_absent_and_damaged(store: Store) -> None:
 
 def test_explain_computes_a_prompts_keys(folder: Store, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.json"
-    prompt.write_text(json.dumps(TOKENS))
+    # The answer of vLLM's /tokenize.
+    prompt.write_text(json.dumps({"count": len(TOKENS), "tokens": TOKENS}))
     words = ["--namespace", of_ours(LLAMA), "--tokens", str(prompt)]
+    (salted,) = tier("explain", folder.url, *words, "--salt", "acme")["tiers"]
+    assert salted["states"] == [["absent"] * 3]
     assert tier("explain", folder.url, *words)["tiers"][0]["states"] == [
         ["present", "present", "absent"]
     ]

@@ -16,10 +16,12 @@ from kvtier_sdk import ConfigError, OffloadKey, make_offload_key
 _FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", "groups")
 
 
-def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
+def chunk_keys(
+    tokens: Sequence[int], facts: Mapping[str, Any], salt: str | None = None
+) -> list[list[OffloadKey]]:
     """Compute the keys of a prompt's full chunks, one list for each KV-cache group.
 
-    vLLM also hashes an adapter, a cache salt, images and audio. They are not supported here.
+    vLLM also hashes an adapter, images and audio. They are not supported here.
     """
     if missing := [name for name in _FACTS if name not in facts]:
         raise ConfigError(
@@ -32,6 +34,7 @@ def chunk_keys(tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[Off
             facts["tokens_per_hash"],
             _hash_function(facts["hash_algorithm"]),
             bytes.fromhex(facts["hash_seed"]),
+            salt,
         )
         return [
             _keys_of_group(hashes, index, group["tokens_per_block"], facts)
@@ -54,13 +57,20 @@ def _keys_of_group(
 
 
 def _block_hashes(
-    tokens: Sequence[int], size: int, function: Callable[[Any], bytes], seed: bytes
+    tokens: Sequence[int],
+    size: int,
+    function: Callable[[Any], bytes],
+    seed: bytes,
+    salt: str | None,
 ) -> list[bytes]:
     hashes = []
     parent = seed
+    # vLLM adds the salt to the first block only; all others follow from that one's hash.
+    extra = (("cache_salt", salt),) if salt else None
     for start in range(0, len(tokens) - size + 1, size):
-        parent = function((parent, tuple(tokens[start : start + size]), None))
+        parent = function((parent, tuple(tokens[start : start + size]), extra))
         hashes.append(parent)
+        extra = None
     return hashes
 
 

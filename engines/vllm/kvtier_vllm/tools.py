@@ -88,8 +88,10 @@ class VLLMTools(EngineTools):
     def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
         return read_transfer_config(options, where=where)
 
-    def chunk_keys(self, tokens: Sequence[int], facts: Mapping[str, Any]) -> list[list[OffloadKey]]:
-        return chunk_keys(tokens, facts)
+    def chunk_keys(
+        self, tokens: Sequence[int], facts: Mapping[str, Any], salt: str | None
+    ) -> list[list[OffloadKey]]:
+        return chunk_keys(tokens, facts, salt)
 
     def in_its_words(self, message: str) -> str:
         return message.replace("'pool_bytes'", "'cpu_bytes_to_use'")

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
@@ -60,10 +62,21 @@ def explain_command(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A prompt's token ids, in a file or as they are: '1,2,3' or a JSON list. Its "
-            "chunks' keys are computed as vLLM does, without vLLM, for a request without an "
-            "adapter, a salt, images or sounds.",
+            help="A prompt's token ids, in a file or as they are: '1,2,3', a JSON list, or the "
+            "answer of vLLM's /tokenize. Its chunks' keys are computed as vLLM does, without vLLM, "
+            "for a request without an adapter, images or sounds.",
         ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A prompt's text; --tokenizer makes tokens of it."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The model's directory, or its tokenizer.json."),
+    ] = None,
+    salt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The request's 'cache_salt'.")
     ] = None,
     timeout: TimeoutOption = "60s",
     as_json: JsonOption = False,
@@ -77,8 +90,11 @@ def explain_command(
 
     The exit status is 1 if a tier could not be read.
     """
-    if keys and tokens is not None:
-        raise ConfigError("--key and --tokens: give one of them")
+    if bool(keys) + (tokens is not None) + (text is not None) > 1:
+        raise ConfigError("--key, --tokens and --text: give one of them")
+    prompt = None if tokens is None else _read_tokens(tokens)
+    if text is not None:
+        prompt = _encode(text, tokenizer)
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, faults = Selection.read(namespace), Faults(target)
     held: dict[str, list[Contents]] = {}
@@ -93,8 +109,8 @@ def explain_command(
         faults.end()
     meant = _meant(selection, [one for found in held.values() for one in found])
     groups = [[_read_key(text) for text in keys]] if keys else []
-    if tokens is not None:
-        groups += prompt_keys(_read_tokens(tokens), meant.facts)
+    if prompt is not None:
+        groups += prompt_keys(prompt, meant.facts, salt)
     answers = []
     for spec in target.tiers:
         if spec.name not in faults.by_tier:
@@ -103,7 +119,7 @@ def explain_command(
     if as_json:
         print(json.dumps(_as_json(meant, answers, groups, faults)))
     else:
-        _show(meant, answers, groups, _tokens_per_chunk(meant, of_prompt=tokens is not None))
+        _show(meant, answers, groups, _tokens_per_chunk(meant, of_prompt=prompt is not None))
         faults.show(*target.tiers)
     faults.end()
 
@@ -319,11 +335,30 @@ def _read_tokens(text: str) -> list[int]:
         if not re.fullmatch(r"[\[\]\d,\s]+", text):
             text = path.read_text()
         text = text.strip()
-        listed = text if text.startswith("[") else f"[{','.join(re.split(_BETWEEN, text))}]"
-        tokens = json.loads(listed)
-    except (OSError, ValueError) as error:
+        is_json = text.startswith(("[", "{"))
+        tokens = json.loads(text if is_json else f"[{','.join(re.split(_BETWEEN, text))}]")
+        if isinstance(tokens, dict):
+            tokens = tokens["tokens"]
+    except (OSError, ValueError, LookupError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it holds no list of numbers"
         raise ConfigError(f"--tokens {path}: {reason}") from None
     if any(type(token) is not int for token in tokens):
         raise ConfigError("--tokens: token ids are whole numbers")
     return list(tokens)
+
+
+def _encode(text: Path, tokenizer: Path | None) -> list[int]:
+    if tokenizer is None:
+        raise ConfigError("--text needs --tokenizer, with the model's directory")
+    try:
+        library = import_module("tokenizers")
+    except ModuleNotFoundError:
+        raise ConfigError("--text needs the model's tokenizer: pip install tokenizers") from None
+    try:
+        prompt = text.read_text()
+        file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+        return list(library.Tokenizer.from_str(file.read_text()).encode(prompt).ids)
+    except Exception as error:  # the library raises plain exceptions
+        raise ConfigError(
+            f"--text {text}, --tokenizer {tokenizer}: {one_line(str(error))}"
+        ) from None

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "operating.md"
 BLOCK_TOKENS = 128
 CHUNKS = 4
+JSON = {"Content-Type": "application/json"}
 
 
 class Fleet:
@@ -58,6 +59,19 @@ class Fleet:
 
     def stored(self, engine: int, tier: str) -> float:
         return metric(self.ports[engine], "kvtier_stored_chunks_total", tier=tier)
+
+    def explained(self, tenant: str, prompt: str) -> list[list[str]]:
+        """Return the states of a prompt's chunks, by vLLM's tokens and by its tokenizer's."""
+        model, tokens, text = (self.folder / of for of in ("model", "tokens.json", "prompt.txt"))
+        text.write_text(prompt)
+        body = json.dumps({"model": str(model), "prompt": prompt}).encode()
+        url = f"http://127.0.0.1:{self.ports[0]}/tokenize"
+        with urllib.request.urlopen(urllib.request.Request(url, body, JSON)) as answer:
+            tokens.write_bytes(answer.read())
+        salt = json.loads(self._body.replace("acme", tenant))["cache_salt"]
+        words = ("tier", "explain", f"{self.config}#{tenant}", "--salt", salt)
+        ways = (("--tokens", str(tokens)), ("--text", str(text), "--tokenizer", str(model)))
+        return [self.run(*words, *way)["tiers"][0]["states"][0] for way in ways]
 
     def run(self, *words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "kvtier_sdk.cli", *words, "--json"]
@@ -118,6 +132,7 @@ def test_a_forgotten_tenant_is_gone_everywhere(fleet: Fleet, tmp_path: Path) -> 
         assert fleet.ask(0, tenant, prompt) == 0, "tenants do not see each other's chunks"
         wait_until(lambda of=tenant: fleet.stored(0, of) == CHUNKS, f"{tenant} is stored")
         assert fleet.ask(1, tenant, prompt) == CHUNKS, "engines share a tenant's chunks"
+        assert fleet.explained(tenant, prompt) == [["present"] * CHUNKS] * 2
     found = fleet.run("tier", "du", str(fleet.config))["tiers"]
     assert {one["name"]: one["chunks"] for one in found} == {"acme": CHUNKS, "globex": CHUNKS}
     shutil.copytree(tmp_path / "acme", tmp_path / "backup")
