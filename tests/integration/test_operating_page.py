@@ -44,6 +44,7 @@ EXPECTED = {
     "metrics rules": ((), "alert:"),
     "drain SOCKET TIER": ((), "file is out"),
     "resume SOCKET TIER": ((), "file is in"),
+    "events SOCKET --since 1h": ((), "offloads to host, file"),
 }
 
 
