@@ -19,7 +19,7 @@ from support.runners import KEYS
 
 from kvtier_sdk import ConfigError, SystemClock
 from kvtier_sdk.operator import history as module
-from kvtier_sdk.operator.history import EventHistory, read_events
+from kvtier_sdk.operator.history import EventHistory, history_beside, read_events
 
 LOG = logging.getLogger("kvtier.tier.far")
 FACTS: dict[str, object] = {"model": "m", "tokens_per_chunk": 16}
@@ -39,8 +39,25 @@ def texts(path: Path) -> list[str]:
     return [event["text"] for event in read_events(path)]
 
 
-def test_warnings_are_kept_and_lesser_lines_are_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("socket", "file"),
+    [
+        ("engine.sock", "engine.events.jsonl"),
+        (".", "kvtier.events.jsonl"),
+        ("kvtier-7.sock", "kvtier.events.jsonl"),
+    ],
+)
+def test_engines_with_a_socket_each_in_a_directory_have_one_history(
+    tmp_path: Path, socket: str, file: str
+) -> None:
+    assert history_beside(tmp_path / socket) == tmp_path / file
+
+
+def test_warnings_are_kept_and_lesser_lines_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "engine.events.jsonl"
+    caplog.set_level(logging.DEBUG, "kvtier")
     with opened(path):
         LOG.warning("far: stores are %s", "refused")
         LOG.info("far: a detail")
@@ -163,6 +180,23 @@ def test_an_engine_begins_with_the_speed_that_the_last_one_measured(tmp_path: Pa
         assert engine.manager.savings.rate.chunk_s is None
     with live(["memory:"], **options, chunk_bytes=2 * CHUNK_BYTES) as engine:
         assert engine.manager.savings.rate.chunk_s is None
+
+
+def test_a_killed_engine_has_noted_its_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_WRITE_S", 0.001)
+    path = tmp_path / "engine.events.jsonl"
+    socket = str(path.with_name("engine.sock"))
+    with live(["memory:"], admin_socket=socket, namespace=FACTS) as engine:
+        # A small change is noted within the hour, or at the end.
+        for chunk_s, noted in ((0.01, [0.01]), (0.013, [0.01]), (0.02, [0.01, 0.02])):
+            engine.manager.savings.rate.chunk_s = chunk_s
+            end_s = SystemClock().now_s() + 20.0
+            while len(speeds(path)) < len(noted) and SystemClock().now_s() < end_s:
+                engine.step()
+            engine.step()
+            assert speeds(path) == noted
 
 
 def test_what_is_in_the_file_cannot_stop_an_engine(tmp_path: Path) -> None:
