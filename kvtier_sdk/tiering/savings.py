@@ -41,17 +41,21 @@ class Savings:
         hits = Counter(sources)
         for tier, chunks in hits.items():
             self._stats[tier + 1].hit_chunks += chunks
-        groups = [hits]
+        if not self._tokens:
+            return
+        groups = {0: hits}
         if len(self._tokens) > 1:
-            groups = [Counter() for _ in self._tokens]
+            groups = {}
             for key, source in zip(keys, sources, strict=True):
-                groups[split_offload_key(key)[1]][source] += 1
+                groups.setdefault(split_offload_key(key)[1], Counter())[source] += 1
         # All groups have the same tokens, and one with a sliding window loads only some of them.
-        sizes = zip(self._tokens, groups, strict=False)
-        for tokens, loaded in sorted(sizes, key=_length)[-1:]:
-            for tier, chunks in loaded.items():
-                self._stats[tier + 1].saved_tokens[self.model] += chunks * tokens
-                self._untimed_tokens[tier] += chunks * tokens
+        # An engine that offloads only some groups keeps their numbers, so a number may be too high.
+        last = len(self._tokens) - 1
+        sizes = [(self._tokens[min(group, last)], loaded) for group, loaded in groups.items()]
+        tokens, loaded = max(sizes, key=_length, default=(0, hits))
+        for tier, chunks in loaded.items():
+            self._stats[tier + 1].saved_tokens[self.model] += chunks * tokens
+            self._untimed_tokens[tier] += chunks * tokens
 
     def step_ended(self, now_s: float) -> None:
         """End the engine's step at ``now_s``: update its speed, and count the time of hits."""

@@ -73,6 +73,17 @@ def test_a_group_with_a_window_loads_few_chunks_of_the_same_tokens() -> None:
     assert (host.hit_chunks, file.hit_chunks) == (3, 5)
 
 
+def test_an_engine_that_leaves_a_group_out_keeps_the_numbers_of_the_others() -> None:
+    groups = [{"tokens_per_block": 16}, {"tokens_per_block": 16}]
+    host = TierStats("host", "primary")
+    savings = Savings(host, Namespace({"blocks_per_chunk": 1, "groups": groups, "model": "m"}), 0.1)
+    keys = [make_offload_key(bytes([n]) * 32, group) for n in range(3) for group in (2, 5)]
+    savings.note(keys, [-1] * 6)
+    savings.note([], [])
+    savings.step_ended(0.0)
+    assert saved([host]) == [(48, 0.6)]
+
+
 def test_without_the_tokens_of_a_chunk_only_hits_are_counted(make: Callable[..., Engine]) -> None:
     engine = make(manager={"namespace": Namespace({"model": "m"}), "recompute_s": 0.5})
     engine.store(A, *KEYS[:2])
