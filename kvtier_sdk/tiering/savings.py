@@ -52,7 +52,7 @@ class Savings:
         # An engine that offloads only some groups keeps their numbers, so a number may be too high.
         last = len(self._tokens) - 1
         sizes = [(self._tokens[min(group, last)], loaded) for group, loaded in groups.items()]
-        tokens, loaded = max(sizes, key=_length, default=(0, hits))
+        tokens, loaded = max(sizes, key=lambda of: of[0] * of[1].total(), default=(0, hits))
         for tier, chunks in loaded.items():
             self._stats[tier + 1].saved_tokens[self.model] += chunks * tokens
             self._untimed_tokens[tier] += chunks * tokens
@@ -69,7 +69,3 @@ class Savings:
             for tier, tokens in self._untimed_tokens.items():
                 self._stats[tier + 1].saved_prefill_s[self.model] += tokens * token_s
             self._untimed_tokens.clear()
-
-
-def _length(group: tuple[int, Counter[int]]) -> int:
-    return group[0] * sum(group[1].values())
