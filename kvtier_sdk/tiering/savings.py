@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.tiering.compute_rate import ComputeRate
-from kvtier_sdk.types import OffloadKey, split_offload_key
+from kvtier_sdk.types import GROUP_BYTES, OffloadKey
 
 
 class Savings:
@@ -38,22 +38,23 @@ class Savings:
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
         """Count one request's hits, ``keys``; ``sources`` has the index of each chunk's tier."""
-        hits = Counter(sources)
-        for tier, chunks in hits.items():
+        for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:
             return
-        groups = {0: hits}
-        if len(self._tokens) > 1:
-            groups = {}
+        tokens, loaded = self._tokens[0], list(sources)
+        if keys and len(self._tokens) > 1:
+            groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
-                groups.setdefault(split_offload_key(key)[1], Counter())[source] += 1
-        # All groups have the same tokens, and one with a sliding window loads only some of them.
-        # An engine that offloads only some groups keeps their numbers, so a number may be too high.
-        last = len(self._tokens) - 1
-        sizes = [(self._tokens[min(group, last)], loaded) for group, loaded in groups.items()]
-        tokens, loaded = max(sizes, key=lambda of: of[0] * of[1].total(), default=(0, hits))
-        for tier, chunks in loaded.items():
+                groups.setdefault(key[-GROUP_BYTES:], []).append(source)
+            # All groups have the same tokens, and a sliding window needs few of its chunks. An
+            # engine that offloads only some groups keeps their numbers, so one may be too high.
+            last = len(self._tokens) - 1
+            sizes = [
+                (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
+            ]
+            tokens, loaded = max(sizes, key=lambda of: of[0] * len(of[1]))
+        for tier, chunks in Counter(loaded).items():
             self._stats[tier + 1].saved_tokens[self.model] += chunks * tokens
             self._untimed_tokens[tier] += chunks * tokens
 
