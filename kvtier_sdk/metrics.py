@@ -37,7 +37,7 @@ class Metric:
     Attributes:
         name: the exported name, which ends with the unit, followed by ``_total`` for a counter.
         kind: counter, gauge or histogram.
-        unit: ``chunks``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
+        unit: ``chunks``, ``tokens``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
         labels: the names of the labels.
         bounds: upper bounds of a histogram's buckets; one more bucket has no bound.
@@ -129,7 +129,7 @@ _AGES = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86400.0)
 _CHUNKS = tuple(float(1 << power) for power in range(11))
 
 _DECLARED = "kvtier.metric"
-_UNITS = ("chunks", "bytes", "seconds", "slots")
+_UNITS = ("chunks", "tokens", "bytes", "seconds", "slots")
 _Tiers: TypeAlias = Literal["all", "pool", "behind"]
 
 
@@ -162,7 +162,7 @@ def _counter(name: str, text: str, of: _Tiers = "behind") -> Any:
 
 
 def _counters(
-    name: str, text: str, *labels: str, keys: Iterable[str], of: _Tiers = "behind"
+    name: str, text: str, *labels: str, keys: Iterable[str] = (), of: _Tiers = "behind"
 ) -> Any:
     """Declare counters with labels. The field's keys are the label values, joined by dots."""
     kind, name = MetricKind.COUNTER, f"{name}_total"
@@ -212,6 +212,13 @@ class TierStats:
     )
     hit_chunks: int = _counter(
         "hit_chunks", "Chunks that requests copied to the device out of this tier.", of="all"
+    )
+    saved_tokens: dict[str, float] = _counters(
+        "saved_tokens", "Prompt tokens that hits of this tier spared the engine.", "model", of="all"
+    )
+    saved_prefill_s: dict[str, float] = _counters(
+        *("saved_prefill_seconds", "Time in which the engine would have computed them.", "model"),
+        of="all",
     )
     misses: Counter[str] = _counters(
         "misses",
@@ -344,16 +351,6 @@ class TierStats:
     )
     errors: list[str] = field(default_factory=list)
     error_s: float = 0.0
-
-    @property
-    def load_s(self) -> float:
-        """Total duration of the load jobs; overlapping jobs each count in full."""
-        return self.job_s["load"].total
-
-    @property
-    def store_s(self) -> float:
-        """Total duration of the store jobs; overlapping jobs each count in full."""
-        return self.job_s["store"].total
 
     def note_open(self, is_open: bool) -> None:
         """Set ``is_open`` and the breakers' gauges; a closed tier's breakers count as open."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from kvtier_sdk.chunk_header import HEADER_VERSION
 from kvtier_sdk.options.secrets import masked
@@ -51,6 +51,16 @@ class Namespace:
     def fingerprint(self) -> str:
         """32 hexadecimal digits: SHA-256 of the facts as canonical JSON, cut to 128 bits."""
         return _fingerprint_of(self._all_facts)
+
+    @property
+    def tokens_per_chunk(self) -> list[int]:
+        """The number of tokens in a chunk of each KV-cache group; empty if no fact says it."""
+        facts: Mapping[str, Any] = self.facts
+        with suppress(LookupError, TypeError):
+            groups, blocks = facts["groups"], facts["blocks_per_chunk"]
+            return [group["tokens_per_block"] * blocks for group in groups]
+        tokens = facts.get("tokens_per_chunk")
+        return [tokens] if type(tokens) is int and tokens > 0 else []
 
     @property
     def _all_facts(self) -> Mapping[str, object]:

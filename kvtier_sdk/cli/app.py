@@ -20,6 +20,7 @@ from kvtier_sdk.cli.engine import (
     prefetch_command,
     resume_command,
 )
+from kvtier_sdk.cli.events import events_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.replay.command import replay_command
@@ -84,6 +85,7 @@ tier_app.command("verify")(verify_command)
 tier_app.command("copy")(copy_command)
 app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
+app.command("events")(events_command)
 app.command("drain")(drain_command)
 app.command("resume")(resume_command)
 app.command("pin")(pin_command)

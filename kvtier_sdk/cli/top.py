@@ -158,11 +158,21 @@ def _used(tier: _Status, pool: _Status) -> str:
 
 
 def _notes(now: _Status) -> Iterator[str]:
-    """Yield the contents and free space of each tier on a disk, and the tiers' last errors."""
+    """Yield what hits have saved, what is known of each tier's disk, and the last errors."""
+    tiers = [now["host"], *now["tiers"]]
+    tokens = {tier["name"]: sum(tier["saved_tokens"].values()) for tier in tiers}
+    if whole := sum(tokens.values()):
+        saved_s = sum(sum(tier["saved_prefill_s"].values()) for tier in tiers)
+        time = f"{_duration(saved_s)} of computing" if saved_s else "the time is not known yet"
+        shares = ", ".join(f"{name} {share(saved, whole)}" for name, saved in tokens.items())
+        yield f"saved: {whole:,} tokens, {time}: {shares}"
     for tier in now["tiers"]:
         if tier.get("free_bytes") is not None:
             names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")
             yield f"{tier['name']}: {contents_in_words(Usage(*map(tier.get, names)))}"
+        if tier["compress_s"] and tier["stored_bytes"]:
+            smaller = share(tier["stored_object_bytes"], tier["stored_bytes"])
+            yield f"{tier['name']}: compressed to {smaller}"
     for tier in now["tiers"]:
         if tier["errors"]:
             yield f"last error, {_duration(tier['error_age_s'])} ago: {tier['errors'][-1]}"

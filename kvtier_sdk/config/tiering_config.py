@@ -53,7 +53,8 @@ class TieringConfig(StrictModel):
         trace_file_bytes: size at which a trace file ends and the next file begins.
         trace_files: number of trace files to keep; the oldest files are removed.
         admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``, or of a directory for each engine's socket. No socket if absent.
+            ``tier rm``, or of a directory for each engine's socket. No socket if absent. The
+            history of events lies beside it.
         events_endpoint: address on which request routers hear which chunks the engine's tiers
             have, such as ``tcp://*:5557``; no announcements if absent.
         events_replay_endpoint: address on which routers ask for events that they have missed, or

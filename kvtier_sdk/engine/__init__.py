@@ -25,10 +25,10 @@ from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import wants_process
-from kvtier_sdk.tiering.compute_rate import ComputeRate
 from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.outputs import LoadSpec, MissReason, PrepareStoreOutput, ResetScope
+from kvtier_sdk.tiering.savings import Savings
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
@@ -40,7 +40,6 @@ __all__ = [
     "ROW_ALIGNMENT",
     "AdapterOptions",
     "ChunkNote",
-    "ComputeRate",
     "CopyResult",
     "DeviceBlocks",
     "EngineMemory",
@@ -60,6 +59,7 @@ __all__ = [
     "PrepareStoreOutput",
     "ReplicaLease",
     "ResetScope",
+    "Savings",
     "StrictModel",
     "TierClient",
     "TierListener",

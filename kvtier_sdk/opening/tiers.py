@@ -87,6 +87,7 @@ def open_manager(
             events=events,
             one_copy=one_copy,
             recompute_s=config.recompute_s,
+            namespace=bound,
             recorder=services.recorder,
             hint_share=_share(config.hint_budget, pool),
             hint_duration_s=config.hint_duration_s,

@@ -1,4 +1,4 @@
-"""Services of an engine for its operator: a recorded trace, an admin socket, a metrics endpoint."""
+"""Services of an engine for its operator: trace, history, admin socket, metrics endpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.operator.history import EventHistory
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager
@@ -66,6 +67,10 @@ class OperatorServices:
                 clock=clock,
             )
             self._stack.callback(self.recorder.close)
+        self._history: EventHistory | None = None
+        if config.admin_socket is not None:
+            self._history = EventHistory(Path(config.admin_socket), chunk_bytes, clock)
+            self._stack.callback(self._history.close)
         self.publisher: EventPublisher | None = None
         if config.events_endpoint is not None:
             self.publisher = EventPublisher(
@@ -85,6 +90,8 @@ class OperatorServices:
         """
         if self.publisher is not None:
             self.publisher.stores = lambda: manager.clients
+        if self._history is not None:
+            self._history.attend(manager)
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return

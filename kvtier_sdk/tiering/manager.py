@@ -14,11 +14,11 @@ from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.events import ChunkNote, OffloadingEvent
 from kvtier_sdk.hints import Receipt
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
+from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.runner import PoolMemory, TierRunner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
-from kvtier_sdk.tiering.compute_rate import ComputeRate
 from kvtier_sdk.tiering.hint_executor import HintExecutor, OperatorHint
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
@@ -29,6 +29,7 @@ from kvtier_sdk.tiering.records import (
     Wait,
     check_keys,
 )
+from kvtier_sdk.tiering.savings import Savings
 from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -72,6 +73,7 @@ class TieringManager:
         recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
+        namespace: tells how many tokens a hit saves.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
         hint_share: fraction of the slots that hints can hold at most, such as pins; they leave the
             reserve to stores.
@@ -91,6 +93,7 @@ class TieringManager:
         events: bool = False,
         one_copy: bool = False,
         recompute_s: float | None = None,
+        namespace: Namespace | None = None,
         recorder: TraceRecorder | None = None,
         hint_share: float = 0.25,
         hint_duration_s: float = 3600.0,
@@ -103,7 +106,6 @@ class TieringManager:
         self._recorder = recorder
         self._pool = pool
         self._one_copy = one_copy
-        self._recompute_s = recompute_s
         reserve = round(pool.slots * store_reserve)
         budget = min(int(pool.slots * hint_share), pool.slots - reserve)
         self._primary = PrimaryTier(
@@ -111,8 +113,7 @@ class TieringManager:
         )
         # A second reference to the primary tier's table, which saves an attribute access per chunk.
         self._by_key = self._primary.by_key
-        self._primary.stats.recompute_s = recompute_s
-        self._compute_rate = ComputeRate()
+        self.savings = Savings(self._primary.stats, namespace or Namespace({}), recompute_s)
         # The number of requests that have not finished.
         self._alive = 0
         self._tiers: list[ManagedTier] = []
@@ -163,6 +164,7 @@ class TieringManager:
         client.open()
         tier = ManagedTier(client, index, store_policy)
         self._tiers.append(tier)
+        self.savings.add(client.stats)
         self._cascade.add(tier)
 
     @property
@@ -351,12 +353,10 @@ class TieringManager:
         for key in keys:
             # A chunk that was promoted for this request counts as a hit of the tier that had it.
             if key in state.claims:
-                tier = self._promotions.let_go(key, state)
-                sources.append(tier)
-                self._tiers[tier].client.stats.hit_chunks += 1
+                sources.append(self._promotions.let_go(key, state))
             else:
                 sources.append(-1)
-        self._primary.stats.hit_chunks += sources.count(-1)
+        self.savings.note(keys, sources)
         self._uses.note(keys, state.context)
         self._cascade.used(slots, sources, state.context)
         return LoadSpec([slot.index for slot in slots], sources)
@@ -433,7 +433,7 @@ class TieringManager:
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
         if new:
-            self._compute_rate.named(len(new), self._clock.now_s())
+            self.savings.rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, note: ChunkNote) -> None:
@@ -503,7 +503,7 @@ class TieringManager:
             self._alive -= 1
             if not self._alive:
                 # End the compute rate's burst now, because the engine may make no further step.
-                self._compute_rate.burst_ended(self._clock.now_s())
+                self.savings.rate.burst_ended(self._clock.now_s())
         self._promotions.abandon(state)
         self._end_if_over(state)
         self._flush()
@@ -524,9 +524,7 @@ class TieringManager:
         self._hints.step()
         # The engine may make no further step, and the policy counts the time since a request's end.
         self._uses.tell_ends()
-        self._compute_rate.step_ended(self._now_s)
-        if self._recompute_s is None:
-            self._primary.stats.recompute_s = self._compute_rate.chunk_s
+        self.savings.step_ended(self._now_s)
         self._cascade.keep_headroom()
         self._flush()
         self._search.lookups.step_ended()

@@ -45,6 +45,7 @@ EXPECTED = {
     "drain SOCKET TIER": ((), "file is out"),
     "resume SOCKET TIER": ((), "file is in"),
     "tier rm CONFIG#TENANT --all": (("--yes",), "5 chunks deleted"),
+    "events SOCKET --since 1h": ((), "offloads to host, file"),
 }
 
 

@@ -29,12 +29,29 @@ def test_names_are_unique_and_say_their_unit() -> None:
         assert list(metric.bounds) == sorted(metric.bounds)
 
 
-def test_the_dashboard_has_a_panel_of_each_metric_and_alerts_know_only_metrics() -> None:
+QUESTIONS = [
+    *("What did it save?", "Which tier saves how much?", "What is the hit rate, by tier?"),
+    *("How full is it?", "How fast is it?", "Is it healthy now?"),
+    *("Was it healthy in the last hour?", "Which tier fails, and why?", "Why do prompts miss?"),
+    *("How much is written a day?", "Who waits, and for what?", "What is lost before it is read?"),
+]
+
+
+def test_the_dashboard_answers_its_questions_and_knows_only_metrics_as_alerts_do() -> None:
     panels = json.loads(DASHBOARD)["panels"]
+    assert [panel["title"] for panel in panels] == QUESTIONS
     assert len({panel["id"] for panel in panels}) == len(panels)
-    shown = re.findall(r"kvtier_\w+", str([panel.get("targets") for panel in panels]))
+    labels = {metric.name: {*metric.labels, "instance", "le"} for metric in METRICS}
+    for panel in panels:
+        for target in panel["targets"]:
+            shown = re.findall(r"kvtier_\w+", target["expr"])
+            known = [labels[name.removesuffix("_bucket")] for name in shown]
+            # Everything that the legend names is a label of each metric of the expression.
+            legend = re.findall(r"{{(\w+)}}", target["legendFormat"])
+            assert all({*legend} <= of for of in known[:1]), target
+            grouped = re.findall(r"by \(([\w, ]+)\)", target["expr"])
+            assert {*legend} <= {*", ".join(grouped).split(", ")}, target
     names = {metric.name for metric in METRICS}
-    assert {name.removesuffix("_bucket") for name in shown} == names
     expressions = "".join(re.findall("expr: .*", ALERT_RULES))
     assert {name.removesuffix("_sum") for name in re.findall(r"kvtier_\w+", expressions)} <= names
 
@@ -95,6 +112,8 @@ def test_every_series_exists_from_the_start() -> None:
             is_answer = labels[1:] == ("lookup", "not_found")
             assert (("kvtier_failed_chunks_total", *labels) in series) is not is_answer
     unknown = "used_chunks used_bytes capacity_bytes free_bytes recompute_seconds"
+    # A manager adds these once it knows the model.
+    unknown += " saved_tokens_total saved_prefill_seconds_total"
     of_backends = "backend_counter_total backend_gauge"
     missing = {metric.name for metric in METRICS} - {name for name, *_ in series}
     assert {re.sub("kvtier_(tier_)?", "", name) for name in missing if "pool" not in name} == {

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm import envs
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
 from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
@@ -35,6 +38,16 @@ _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 #: Names of the attributes that mark vLLM's methods as wrapped.
 _CHECKS = "checks_kvtier"
 _TELLS = "tells_kvtier"
+_SHORTENS = "shortens_kvtier"
+
+#: What vLLM's log line of transfers says of kvtier.
+_LOGGED = tuple(
+    f"kvtier_{name}_total"
+    for name in (
+        *("hit_chunks", "misses", "saved_tokens"),
+        *("stored_object_bytes", "loaded_object_bytes", "failed_chunks"),
+    )
+)
 
 _log = logging.getLogger("kvtier.vllm")
 
@@ -142,6 +155,27 @@ def tell_stops() -> None:
 
     vars(tell_and_finish)[_TELLS] = True
     Scheduler.request_finished = tell_and_finish
+
+
+def shorten_log() -> None:
+    """Keep vLLM's log line of transfers short: it gets six sums of kvtier's hundreds of series."""
+    reduce = OffloadingConnectorStats.reduce
+    if vars(reduce).get(_SHORTENS):
+        return
+
+    @functools.wraps(reduce)
+    def reduce_and_shorten(self: Any) -> dict[str, int | float]:
+        line: dict[str, int | float] = {}
+        for series, value in reduce(self).items():
+            name, _, _ = series.partition(":")
+            if not series.startswith("kvtier_"):
+                line[series] = value
+            elif name in _LOGGED and value:
+                line[name] = line.get(name, 0) + value
+        return line
+
+    vars(reduce_and_shorten)[_SHORTENS] = True
+    OffloadingConnectorStats.reduce = reduce_and_shorten
 
 
 def _stop_of(request: Any) -> str | None:

@@ -25,6 +25,7 @@ from kvtier_sdk import (
     TierStats,
     metric_samples,
 )
+from kvtier_vllm import compat
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingMetricMetadata
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Return the definitions of all metrics; vLLM asserts that each emitted metric has one."""
+    # vLLM calls this in the process that logs.
+    compat.shorten_log()
     return {metric.name: _definition(metric) for metric in METRICS}
 
 

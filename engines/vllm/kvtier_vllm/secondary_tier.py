@@ -29,7 +29,7 @@ from kvtier_sdk import (
     TierStats,
     Verdict,
 )
-from kvtier_sdk.engine import ComputeRate, EngineSlots, TierClient, TierListener, open_tier
+from kvtier_sdk.engine import EngineSlots, Savings, TierClient, TierListener, open_tier
 from kvtier_vllm import compat
 from kvtier_vllm.engine_log import join_engine_log
 from kvtier_vllm.identity import THEIR_SLOTS, Identity
@@ -127,7 +127,6 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._feed = StatsFeed()
         self._requests: dict[str, _Request] = {}
         self._touched: dict[OffloadKey, None] = {}
-        self._compute_rate = ComputeRate()
         self._finished: list[EngineResult] = []
         # This thread closes the tier of the expected namespace if that namespace was wrong.
         self._closing: threading.Thread | None = None
@@ -194,7 +193,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         for req_id in context.new_req_ids:
             if req_id in self._requests:
                 self._requests[req_id].scheduled_s = now_s
-        chunk_s = self._compute_rate.chunk_s
+        chunk_s = self._savings.rate.chunk_s
         for request in self._requests.values():
             if request.new:
                 worth_s = inf if chunk_s is None else len(request.new) * chunk_s
@@ -205,6 +204,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             self._tier.touch(list(self._touched))
             self._touched = {}
         self._tier.flush()
+        self._savings.step_ended(now_s)
 
     def has_pending_work(self) -> bool:
         # vLLM's loop calls this method before the first request, in time to reopen the tier.
@@ -219,7 +219,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             # The duration includes the computation of other requests, because this request waits
             # for them too.
             duration_s = self._clock.now_s() - request.scheduled_s
-            self._compute_rate.note(len(job_metadata.keys), duration_s)
+            self._savings.rate.note(len(job_metadata.keys), duration_s)
             request.scheduled_s = None
         self._submit(self._tier.store, job_metadata)
 
@@ -272,8 +272,9 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 answers[key] = verdict is _OK
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        tier.stats.hit_chunks += verdicts.count(_OK)
         failed = [k for k, v in zip(job.keys, verdicts, strict=True) if v is not _OK]
+        loaded = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
+        self._savings.note(loaded, [-1] * len(loaded))
         self._strike(job.tag, failed)
 
     def released(self, tier: TierClient, job: Job) -> None:
@@ -309,6 +310,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 verify=self._options.verify,
             )
         )
+        self._savings = Savings(self._tier.stats, self._identity.namespace, None)
 
     def _settle(self) -> None:
         """Reopen the tier once the namespace is certain, if the expected namespace was wrong."""

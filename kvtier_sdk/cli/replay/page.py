@@ -91,6 +91,9 @@ def _tiles(report: ReplayReport) -> str:
             f"{report.wrong_bytes:,} bytes wrong" if report.wrong_bytes else "all equal",
         ),
     ]
+    if tokens := sum(report.saved_tokens):
+        times = [f"{format_seconds(of.compute_s)} of computing" for of in report.time_saved]
+        tiles.insert(1, ("not computed", f"{tokens:,} tokens", "".join(times[-1:])))
     return '<div class="tiles">{}</div>'.format(
         "".join(
             f'<div class="tile"><span>{name}</span><b>{value}</b><span>{note}</span></div>'

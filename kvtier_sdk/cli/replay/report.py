@@ -16,11 +16,12 @@ class ReplayHistory:
     ``arrived_s`` is the workload's time: the arrival of the request that began last.
     """
 
-    __slots__ = ("arrived_s", "chunks", "hits", "hits_at", "wait_s")
+    __slots__ = ("arrived_s", "chunks", "hits", "hits_at", "tokens", "wait_s")
 
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
         self.arrived_s = 0.0
         self.chunks = array("q", (len(request.keys) for request in workload))
+        self.tokens = [request.tokens for request in workload]
         self.wait_s = array("d", bytes(8 * len(workload)))
         self.hits = [array("q", bytes(8 * len(workload))) for _ in range(sources)]
         longest = max(self.chunks, default=0)
@@ -94,11 +95,25 @@ class ReplayReport:
         }
 
     @property
+    def saved_tokens(self) -> list[int]:
+        """The tokens that each tier's hits saved, as the hits' part of each prompt."""
+        # A prompt's last chunk may not be full, and a request without chunks has no hits.
+        of_each = [
+            zip(hits, self.history.tokens, self.history.chunks, strict=True)
+            for hits in self.history.hits
+        ]
+        return [
+            sum(tokens * hits // chunks for hits, tokens, chunks in of if chunks) for of in of_each
+        ]
+
+    @property
     def time_saved(self) -> list[TimeSaved]:
         """The time that each tier saved, and their sum; empty without ``recompute_s``."""
         if self.recompute_s is None:
             return []
-        times = [(of.name, of.hit_chunks * self.recompute_s, of.load_s) for of in self.tiers]
+        times = [
+            (of.name, of.hit_chunks * self.recompute_s, of.job_s["load"].total) for of in self.tiers
+        ]
         times.append(("all", sum(of[1] for of in times), sum(of[2] for of in times)))
         return [TimeSaved(*of, saved_s=of[1] - of[2]) for of in times]
 
@@ -118,6 +133,7 @@ class ReplayReport:
             "scheduler_us_per_block": self.scheduler_us,
             "left_over": self.left_over,
             "tiers": [_tier_json(tier) for tier in self.tiers],
+            "saved_tokens": self.saved_tokens,
             "sessions": self.sessions and self.sessions.as_json(),
             "recompute_s": self.recompute_s,
             "time_saved": [of._asdict() for of in self.time_saved],
@@ -136,8 +152,8 @@ def _tier_json(tier: TierStats) -> dict[str, Any]:
         "not_admitted_blocks": tier.not_admitted_chunks,
         "bytes_stored": tier.stored_bytes,
         "bytes_loaded": tier.loaded_bytes,
-        "store_s": tier.store_s,
-        "load_s": tier.load_s,
+        "store_s": tier.job_s["store"].total,
+        "load_s": tier.job_s["load"].total,
         "failures": dict(tier.failures),
         "dropped": dict(tier.dropped),
         "errors": tier.errors,

@@ -62,6 +62,10 @@ def sections(report: ReplayReport, *, overlapped: bool) -> Iterator[Section]:
     yield Section("Tiers", "", [*rows, total], note=note)
     if report.sessions is not None:
         yield Section("Sessions", _session_line(report.sessions), _turn_rows(report.sessions), 2)
+    if any(report.saved_tokens):
+        tiers = zip(report.tiers, report.saved_tokens, strict=True)
+        rows = [(of.name, f"{tokens:,}", format_bytes(of.loaded_bytes)) for of, tokens in tiers]
+        yield Section("Tokens saved", "", [("tier", "tokens not computed", "moved"), *rows])
     if report.recompute_s is not None:
         computing = f"{format_seconds(report.recompute_s)} of computing a chunk"
         saved = [
@@ -110,8 +114,11 @@ def _signed(duration_s: float) -> str:
 
 
 def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
-    moved = ((tier.stored_bytes, tier.store_s), (tier.loaded_bytes, tier.load_s))
-    rates = [(format_bytes(size), _speed(size, of_s, report.elapsed_s)) for size, of_s in moved]
+    moved = ((tier.stored_bytes, "store"), (tier.loaded_bytes, "load"))
+    rates = [
+        (format_bytes(size), _speed(size, tier.job_s[job].total, report.elapsed_s))
+        for size, job in moved
+    ]
     rate = tier.hit_chunks / max(1, report.chunks)
     evicted = f"{tier.evicted_chunks:,}"
     return (tier.name, f"{tier.hit_chunks:,}", f"{rate:.2%}", *rates[0], *rates[1], evicted)

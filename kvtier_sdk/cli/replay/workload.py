@@ -33,6 +33,7 @@ class ReplayRequest:
         stop: why the answer ended, if known.
         resume_in_s: the time until the session's next request, as the replay tells the policy;
             infinite after a session's last request, ``None`` to tell nothing.
+        tokens: length of the prompt; 0 if unknown.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class ReplayRequest:
     session: str | None = None
     stop: str | None = None
     resume_in_s: float | None = None
+    tokens: int = 0
 
     @property
     def context(self) -> RequestContext:
@@ -118,7 +120,11 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
     session, stop = (
         None if record.get(field) is None else str(record[field]) for field in ("session", "stop")
     )
-    return ReplayRequest(f"{prefix}line-{number}", keys, size, arrived / 1000, session, stop)
+    tokens = record.get("input_length")
+    return ReplayRequest(
+        *(f"{prefix}line-{number}", keys, size, arrived / 1000, session, stop),
+        tokens=tokens if type(tokens) is int and tokens > 0 else 0,
+    )
 
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:

@@ -119,7 +119,7 @@ def explain_command(
     if as_json:
         print(json.dumps(_as_json(meant, answers, groups, faults)))
     else:
-        _show(meant, answers, groups, _tokens_per_chunk(meant, of_prompt=prompt is not None))
+        _show(meant, answers, groups, [] if prompt is None else meant.tokens_per_chunk)
         faults.show(*target.tiers)
     faults.end()
 
@@ -297,14 +297,6 @@ def _as_json(
         ],
         "faults": faults.by_tier,
     }
-
-
-def _tokens_per_chunk(meant: Namespace, *, of_prompt: bool) -> list[int]:
-    """Return the tokens per chunk of each KV cache group, or an empty list without a prompt."""
-    if not of_prompt:
-        return []
-    facts: Mapping[str, Any] = meant.facts
-    return [group["tokens_per_block"] * facts["blocks_per_chunk"] for group in facts["groups"]]
 
 
 def _brief(ours: object, theirs: object) -> tuple[str, str]:

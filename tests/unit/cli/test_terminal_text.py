@@ -22,6 +22,7 @@ def test_a_sockets_text_is_shown_as_text(
     looks = itertools.count(1)
     tier = {"name": SAID, "failures": {}, "dropped": {}, "errors": [SAID], "error_age_s": 3.0}
     tier |= dict.fromkeys(COUNTERS, 0)
+    tier |= {"saved_tokens": {SAID: 7}, "saved_prefill_s": {SAID: 0.5}, "compress_s": 0}
     tier |= {"used_chunks": 40, "used_bytes": 3 * 2**30, "capacity_bytes": None}
     tier |= {"free_bytes": 12 * 2**30}
     status = {
@@ -37,7 +38,7 @@ def test_a_sockets_text_is_shown_as_text(
         top_command(path, interval="1ms", once=True)
     text = capsys.readouterr().out
     assert "last error, 3 s ago: disk" in text
-    assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 5
+    assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 6
     assert "forged: 40 chunks, 3 GiB, disk has 12 GiB free\n" in text
     assert text.replace("\n", "").isprintable()
 

@@ -127,7 +127,7 @@ def test_a_manager_is_made_as_configured(tmp_path: Path, monkeypatch: pytest.Mon
     with open_pool(config) as pool, open_manager(pool, config, Namespace({"x": 1})) as manager:
         assert [stats.name for stats in manager.stats[1:]] == ["file", "memory"]
         assert manager.headroom_slots == 10
-        assert manager._recompute_s == 0.005
+        assert manager.stats[0].recompute_s == 0.005
         assert type(manager._policy).__name__ == "ARCPolicy"
     assert timeouts == [7.0]
     (manifest,) = (tmp_path / "kv").rglob("manifest.json")

@@ -135,3 +135,23 @@ def test_a_configuration_names_the_time_of_a_chunk_too(trace: Path) -> None:
     words = ("replay", "--trace", trace, "--chunk-bytes", "4KiB", "--config", config)
     assert kvtier_json(*words)["recompute_s"] == 1
     assert kvtier_json(*words, "--recompute", "40ms")["recompute_s"] == 0.04
+
+
+def test_hits_save_their_part_of_each_prompts_tokens(tmp_path: Path) -> None:
+    lines = [
+        {"hash_ids": [1, 2], "input_length": 1000},
+        {"hash_ids": [1, 2, 3], "input_length": 1500},
+        {"hash_ids": [1, 2, 9]},
+        {"hash_ids": [], "input_length": 7},
+        {"hash_ids": [1], "input_length": "long"},
+    ]
+    trace, page = tmp_path / "trace.jsonl", tmp_path / "page.html"
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = ("--trace", str(trace), "--chunk-bytes", "4KiB", "--recompute", "40ms")
+    assert kvtier_json("replay", *words)["saved_tokens"] == [1000]
+    done = kvtier("replay", *words, "--report", page)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    # Of five hits, two are of a prompt with a known length.
+    assert ["host", "1,000", "20", "KiB"] in rows
+    assert ["tier", "tokens", "not", "computed", "moved"] in rows
+    assert "<b>1,000 tokens</b><span>200 ms of computing</span>" in page.read_text()

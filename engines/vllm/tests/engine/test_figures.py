@@ -1,8 +1,9 @@
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.vllm_engine import CHUNK_BYTES, Engine, Way, make_prompt
+from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, Engine, Way, make_prompt
 
 CHUNKS = 3
 
@@ -24,6 +25,9 @@ def test_metrics_reach_prometheus(engine: Engine) -> None:
     assert metrics["kvtier_stored_bytes_total,tier=shelf"] == CHUNKS * CHUNK_BYTES
     assert metrics["kvtier_loaded_chunks_total,tier=shelf"] == CHUNKS
     assert metrics["kvtier_hit_chunks_total,tier=shelf"] == CHUNKS
+    saved = "kvtier_saved_tokens_total,model=.*,tier=shelf"
+    (tokens,) = (value for name, value in metrics.items() if re.fullmatch(saved, name))
+    assert tokens == CHUNKS * BLOCK_TOKENS
     assert metrics["kvtier_read_breaker_open,tier=shelf"] == 0
     assert metrics["kvtier_process_restarts_total,tier=shelf"] == 0
     assert metrics["kvtier_failed_chunks_total,operation=load,reason=timeout,tier=shelf"] == 0

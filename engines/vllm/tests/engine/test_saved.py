@@ -1,0 +1,127 @@
+"""What hits saved, as ``vllm serve``, its log and ``kvtier`` tell it, also after a restart."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.redis_server import free_port
+from vllm_server import (
+    OPTIONS,
+    VARIABLES,
+    complete,
+    make_model,
+    make_words,
+    metric,
+    name_vllm,
+    serving,
+    wait_for,
+    wait_until,
+)
+
+BLOCK_TOKENS = 128
+CHUNKS = 6
+PROMPTS = [make_words(seed, CHUNKS * BLOCK_TOKENS + 5) for seed in range(5)]
+TOKENS = len(PROMPTS) * CHUNKS * BLOCK_TOKENS
+
+
+class Server:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.model, self.socket = str(folder / "model"), folder / "kvtier.sock"
+        make_model(Path(self.model))
+        name_vllm(folder / "site")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        offloading = {
+            "spec_name": "KVTierOffloadingSpec",
+            "spec_module_path": "kvtier_vllm",
+            "cpu_bytes_to_use": "64MiB",
+            "secondary_tiers": [f"file://{self.folder}/kv?capacity=1GiB"],
+            "admin_socket": str(self.socket),
+        }
+        config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+        config["kv_connector_extra_config"] = offloading
+        (self.folder / "kv.json").write_text(json.dumps(config))
+        path = os.pathsep.join([str(self.folder / "site"), os.environ.get("PYTHONPATH", "")])
+        command = (
+            f"{sys.executable} -m vllm.entrypoints.cli.main serve {self.model} {OPTIONS} "
+            f'--port {self.port} --kv-transfer-config "$(cat kv.json)" '
+            f"--max-model-len 1536 --num-gpu-blocks-override 14"
+        )
+        variables = {**os.environ, **VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep)}
+        variables["VLLM_LOG_STATS_INTERVAL"] = "1"
+        with serving(command, variables, self.folder, self.port):
+            yield
+
+    def ask_all(self) -> None:
+        for prompt in PROMPTS:
+            complete(self.port, self.model, prompt)
+
+    def saved(self, name: str, tier: str) -> float:
+        return metric(self.port, f"kvtier_saved_{name}_total", tier=tier, model=self.model)
+
+    def kvtier(self, *words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvtier_sdk.cli", words[0], str(self.socket), *words[1:]],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def lines(self) -> list[str]:
+        """Return vLLM's log lines of transfers, as they stand in the log."""
+        log = (self.folder / "serve.log").read_text()
+        return [line for line in log.splitlines() if "KV Transfer metrics" in line]
+
+    def logged(self, name: str) -> int:
+        found = re.findall(rf"kvtier_{name}_total=(\d+)", "\n".join(self.lines()))
+        return sum(map(int, found))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
+    return Server(tmp_path_factory.mktemp("saved"))
+
+
+def test_a_restarted_engine_that_only_serves_hits_knows_what_they_save(server: Server) -> None:
+    with server.running():
+        server.ask_all()
+        stored = {"tier": "file"}
+        wait_for(server.port, "kvtier_stored_chunks_total", len(PROMPTS) * CHUNKS, **stored)
+        assert server.saved("tokens", "file") == 0
+        # vLLM may kill its engine, so the speed is not only written at the end.
+        wait_until(lambda: "a chunk is computed in" in server.kvtier("events"), "it is written")
+        chunk_s = metric(server.port, "kvtier_recompute_seconds")
+    with server.running():
+        server.ask_all()
+        wait_until(lambda: server.saved("tokens", "file") == TOKENS, "all tokens are saved")
+        assert server.saved("tokens", "host") == 0
+        saved_s = server.saved("prefill_seconds", "file")
+        # The speed may have changed between the note and the end.
+        assert saved_s == pytest.approx(chunk_s * TOKENS / BLOCK_TOKENS, rel=0.5)
+        assert f"saved: {TOKENS:,} tokens, " in server.kvtier("top", "--once", "--interval", "1s")
+        events = server.kvtier("events")
+        assert events.count("offloads to host, file") == 2
+        wait_until(lambda: server.logged("saved_tokens") == TOKENS, "the log tells it")
+
+
+def test_vllms_log_line_of_transfers_is_short(server: Server) -> None:
+    lines = server.lines()
+    assert max(map(len, lines)) < 1024, max(lines, key=len)
+    named = {name for line in lines for name in re.findall(r"(kvtier_\w+)=", line)}
+    assert named == {
+        f"kvtier_{name}_total"
+        for name in (
+            *("hit_chunks", "misses", "saved_tokens"),
+            *("stored_object_bytes", "loaded_object_bytes"),
+        )
+    }
+    assert any("vllm:kv_offload_load_bytes=" in line for line in lines), "vLLM's own are whole"

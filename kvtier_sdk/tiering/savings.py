@@ -1,0 +1,72 @@
+"""Counts hits, and what they save the engine: tokens, and the time to compute them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.tiering.compute_rate import ComputeRate
+from kvtier_sdk.types import GROUP_BYTES, OffloadKey
+
+
+class Savings:
+    """Counts the hits of tiers, and the tokens and the time that they saved.
+
+    Hits from before the engine's speed, ``rate``, is known get their time once it is. Without the
+    fact how many tokens a chunk has, only hits are counted. ``primary`` has the counters of the
+    tier with the index -1, and ``recompute_s`` is the configured speed; measured if ``None``.
+    """
+
+    def __init__(self, primary: TierStats, namespace: Namespace, recompute_s: float | None) -> None:
+        self.rate = ComputeRate()
+        facts = namespace.facts
+        self.model = str(facts.get("model") or facts.get("model_files") or "")
+        self._tokens = namespace.tokens_per_chunk
+        self._is_measured = recompute_s is None
+        self._stats: list[TierStats] = []
+        self._untimed_tokens: Counter[int] = Counter()
+        primary.recompute_s = recompute_s
+        self.add(primary)
+
+    def add(self, stats: TierStats) -> None:
+        """Count the hits of the next tier in ``stats``."""
+        self._stats.append(stats)
+        if self._tokens:
+            stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
+
+    def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
+        """Count one request's hits, ``keys``; ``sources`` has the index of each chunk's tier."""
+        for tier, chunks in Counter(sources).items():
+            self._stats[tier + 1].hit_chunks += chunks
+        if not self._tokens:
+            return
+        tokens, loaded = self._tokens[0], list(sources)
+        if keys and len(self._tokens) > 1:
+            groups: dict[bytes, list[int]] = {}
+            for key, source in zip(keys, sources, strict=True):
+                groups.setdefault(key[-GROUP_BYTES:], []).append(source)
+            # All groups have the same tokens, and a sliding window needs few of its chunks. An
+            # engine that offloads only some groups keeps their numbers, so one may be too high.
+            last = len(self._tokens) - 1
+            sizes = [
+                (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
+            ]
+            tokens, loaded = max(sizes, key=lambda of: of[0] * len(of[1]))
+        for tier, chunks in Counter(loaded).items():
+            self._stats[tier + 1].saved_tokens[self.model] += chunks * tokens
+            self._untimed_tokens[tier] += chunks * tokens
+
+    def step_ended(self, now_s: float) -> None:
+        """End the engine's step at ``now_s``: update its speed, and count the time of hits."""
+        self.rate.step_ended(now_s)
+        if self._is_measured:
+            self._stats[0].recompute_s = self.rate.chunk_s
+        chunk_s = self._stats[0].recompute_s
+        if chunk_s is not None and self._untimed_tokens:
+            # An engine that computes a token computes a part of a chunk of each group.
+            token_s = chunk_s * sum(1 / tokens for tokens in self._tokens)
+            for tier, tokens in self._untimed_tokens.items():
+                self._stats[tier + 1].saved_prefill_s[self.model] += tokens * token_s
+            self._untimed_tokens.clear()
