@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.backends import backends_command
+from kvtier_sdk.cli.bench import bench_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.engine import (
     drain_command,
@@ -95,6 +96,7 @@ app.command("backends")(backends_command)
 app.command("new-backend")(new_backend_command)
 app.command("replay")(replay_command)
 app.command("plan")(plan_command)
+app.command("bench")(bench_command)
 
 
 #: The error for wrong arguments. Newer releases of typer bundle click, so find the class by name.

@@ -44,6 +44,7 @@ EXPECTED = {
     "metrics rules": ((), "alert:"),
     "drain SOCKET TIER": ((), "file is out"),
     "resume SOCKET TIER": ((), "file is in"),
+    "bench URL": (("--total", "8MiB", "--chunk", "64KiB"), "jobs at a time"),
 }
 
 

@@ -205,7 +205,7 @@ def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> No
     (tmp_path / "conversation.jsonl").write_bytes(trace.read_bytes())
     section = PAGE.read_text().partition("## Plan")[2].partition("## Play")[0]
     commands = re.findall(r"^    (kvtier (?:.*\\\n)*.*)", section, re.MULTILINE)
-    assert len(commands) >= 2
+    assert len(commands) >= 4
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     script = "\n".join(["set -e", *commands]).replace("/data/", f"{tmp_path}/")
     environment = {**os.environ, "PATH": path}
