@@ -121,7 +121,7 @@ def plan_command(
     shown has the shortest time to the first token for its money. The suggested one is the cheapest,
     storing and computing together. For example
 
-        kvtier plan --trace traces/ --recompute 40ms --prices prices.toml --write kv.toml
+        kvtier plan --trace traces/ --recompute 40ms --write kv.toml
     """
     recompute_s = read_flag("--recompute", parse_seconds, recompute)
     most_bytes = None if memory is None else read_flag("--memory", parse_bytes, memory)
