@@ -143,14 +143,14 @@ class Figures:
 
 
 def _chart(figures: Sequence[Figures]) -> Chart:
-    by_tier: dict[str, list[Figures]] = {}
+    lines: dict[str, list[Figures]] = {}
     for of in figures:
-        by_tier.setdefault(of.tier, []).append(of)
-    first, *_ = by_tier.values()
-    heads = [f"{of.operation} {of.batch} x {format_bytes(of.chunk_bytes)}" for of in first]
+        lines.setdefault(f"{of.tier} {of.operation}", []).append(of)
+    first, *_ = lines.values()
+    heads = [f"{of.batch} x {format_bytes(of.chunk_bytes)}" for of in first]
     series = [
-        Series(tier, color, [of.as_json()["bytes_per_s"] / 1e6 for of in its])
-        for (tier, its), color in zip(by_tier.items(), cycle(_COLORS), strict=False)
+        Series(name, color, [of.as_json()["bytes_per_s"] / 1e6 for of in its])
+        for (name, its), color in zip(lines.items(), cycle(_COLORS), strict=False)
     ]
     text = "{:,.0f}".format
     return Chart("curve", "MB/s", "", "chunks of a job", heads, heads, series, text)

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 
 #: The edges of a chart's columns, and about the width of a letter, in the drawing's units.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 588, 10, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 608, 20, 200
 _LETTER = 7
 
 
@@ -107,7 +107,8 @@ def drawing(chart: Chart) -> str:
     for at, label in enumerate(chart.labels):
         half = _LETTER / 2 * len(label)
         if x(at + 0.5) - half >= free:
-            drawn.append(_text(x(at + 0.5), _BOTTOM + 16, "middle", label))
+            middle = min(x(at + 0.5), _RIGHT + 12 - half)
+            drawn.append(_text(middle, _BOTTOM + 16, "middle", label))
             free = x(at + 0.5) + half + 16
     drawn.append(_text(x(len(chart.heads) / 2), _BOTTOM + 36, "middle", chart.unit))
     below = [0.0] * len(chart.heads)
@@ -122,11 +123,11 @@ def drawing(chart: Chart) -> str:
                 size = f'height="{y(below[at]) - y(below[at] + value):.1f}"'
                 drawn.append(f'<rect {place} {size} style="fill:var(--{of.color})"/>')
                 below[at] += value
-    for row, (where, label) in enumerate(chart.marks):
+    for where, label in chart.marks:
         middle = x(where + 0.5)
         drawn.append(f'<path class="mark" d="M{middle:.1f} {_TOP}V{_BOTTOM}"/>')
-        side, beside = ("end", -5) if 2 * where > len(chart.heads) else ("start", 5)
-        drawn.append(_text(middle + beside, _BOTTOM - 8 - 16 * row, side, label))
+        side = "end" if 2 * where > len(chart.heads) else "start"
+        drawn.append(_text(middle, _TOP - 4, side, label))
     for at, head in enumerate(chart.heads):
         tip = [head, *(f"{of.name}: {chart.text(of.values[at])}" for of in chart.series)]
         place = f'x="{x(at):.1f}" y="{_TOP}" width="{column:.1f}" height="{_BOTTOM - _TOP}"'

@@ -43,7 +43,7 @@ def test_it_measures_tiers_and_leaves_nothing(tmp_path: Path) -> None:
     drawing = ET.fromstring(plot.read_text())
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"file", "memory", "MB/s", "chunks of a job"} <= set(texts)
+    assert {"file store", "memory load", "MB/s", "4 x 64 KiB"} <= set(texts)
 
 
 def test_a_slower_tier_is_shown_to_be_slower() -> None:
