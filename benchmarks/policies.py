@@ -27,8 +27,8 @@ from runner import Benchmark, positive
 from support.workloads import WORKLOADS, generate
 
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
+from kvtier_sdk.cli.plan.traffic import count_hits
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
-from kvtier_sdk.cli.replay.sweep import count_hits
 from kvtier_sdk.cli.replay.workload import told
 
 _Workload = Sequence[ReplayRequest]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.backends import backends_command
+from kvtier_sdk.cli.bench import bench_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.engine import (
     drain_command,
@@ -23,6 +24,7 @@ from kvtier_sdk.cli.engine import (
 from kvtier_sdk.cli.events import events_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
+from kvtier_sdk.cli.plan.command import plan_command
 from kvtier_sdk.cli.replay.command import replay_command
 from kvtier_sdk.cli.targets import installed_engines
 from kvtier_sdk.cli.terminal import TerminalFormatter, say
@@ -95,6 +97,8 @@ app.add_typer(metrics_app, name="metrics")
 app.command("backends")(backends_command)
 app.command("new-backend")(new_backend_command)
 app.command("replay")(replay_command)
+app.command("plan")(plan_command)
+app.command("bench")(bench_command)
 
 
 #: The error for wrong arguments. Newer releases of typer bundle click, so find the class by name.

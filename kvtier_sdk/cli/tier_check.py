@@ -58,7 +58,7 @@ class _StepError(Exception):
         self.advice = advice
 
 
-def _like_kv(size_bytes: int) -> bytes:
+def like_kv(size_bytes: int) -> bytes:
     """Return normally distributed numbers, whose exponents vary as much as those of KV."""
     # They have three bits of mantissa, so that rounding them to 8 bits does not change them.
     floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
@@ -160,7 +160,7 @@ class _Check:
             self._open()
         if Capability.USAGE in self._spec.tier_class.capabilities:
             self._outcome.usage = self._usage()
-        pool.view(_WRITTEN)[:] = _like_kv(pool.chunk_bytes)
+        pool.view(_WRITTEN)[:] = like_kv(pool.chunk_bytes)
         with self._step("store", options.store_deadline_s):
             self._expect(tier.store(keys, [_WRITTEN], _REQUEST, whole=True))
         with self._step("lookup", options.lookup_deadline_s):

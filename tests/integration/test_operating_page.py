@@ -39,13 +39,14 @@ EXPECTED = {
     "tier rm CONFIG --model NAME": (("--yes",), "10 chunks deleted"),
     "tier copy CONFIG DESTINATION": ((), "chunks"),
     "top SOCKET": (("--once",), "file"),
-    "replay --trace TRACE --sweep": ((), "Suggested"),
+    "plan --trace TRACE --recompute 40ms": ((), "Suggested"),
     "metrics dashboard": ((), "panels"),
     "metrics rules": ((), "alert:"),
     "drain SOCKET TIER": ((), "file is out"),
     "resume SOCKET TIER": ((), "file is in"),
     "tier rm CONFIG#TENANT --all": (("--yes",), "5 chunks deleted"),
     "events SOCKET --since 1h": ((), "offloads to host, file"),
+    "bench URL": (("--total", "8MiB", "--chunk", "64KiB"), "jobs at a time"),
 }
 
 
@@ -68,7 +69,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     fill(f"file://{folder}/acme", Namespace(FACTS), keys_from(0, 5))
     (folder / "tenants.toml").write_text(f'slots = 8\ntiers = ["file://{folder}/acme"]\n')
     (folder / "tokens.json").write_text(json.dumps(TOKENS))
-    line = {"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [1, 2]}
+    line = {"input_length": 64, "output_length": 1, "hash_ids": [1, 2]}
     line["chunk_bytes"] = 4096
     (folder / "trace.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
     config = TieringConfig.from_file(folder / "kv.toml")
@@ -76,6 +77,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         manager.on_new_request(RequestContext("A"))
         yield {
             "CONFIG": str(folder / "kv.toml"),
+            "URL": f"file://{root}",
             "SOCKET": str(socket),
             "TOKENS": str(folder / "tokens.json"),
             "TRACE": str(folder / "trace.jsonl"),

@@ -18,8 +18,8 @@ from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk import TieringConfig, load_policy
+from kvtier_sdk.cli.plan.traffic import count_hits
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, driver, read_trace
-from kvtier_sdk.cli.replay.sweep import count_hits
 from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.types import make_offload_key
 
@@ -98,16 +98,16 @@ def test_a_replay_of_an_engines_configuration_leaves_its_trace_and_socket_alone(
 
 
 def test_the_size_of_a_chunk_is_the_traces_own_or_is_asked_for(tmp_path: Path, trace: Path) -> None:
-    for more in ((), ("--sweep",)):
-        done = kvtier("replay", "--trace", str(trace), "--slots", "40", *more)
+    for words in (("replay", "--slots", "40"), ("plan", "--recompute", "40ms")):
+        done = kvtier(*words, "--trace", str(trace))
         assert done.returncode == 2
         assert "it does not say how large a chunk is" in done.stderr
-        assert "give --chunk-bytes" in done.stderr
+        assert "--chunk-bytes" in done.stderr
     known = tmp_path / "known.jsonl"
     lines = [{**json.loads(line), "chunk_bytes": 2**21} for line in trace.read_text().splitlines()]
     known.write_text("\n".join(map(json.dumps, lines)))
-    done = kvtier("replay", "--trace", str(known), "--slots", "40", "--sweep", "--json")
-    assert json.loads(done.stdout)["block_bytes"] == 2**21
+    done = kvtier("plan", "--trace", str(known), "--recompute", "40ms", "--json")
+    assert json.loads(done.stdout)["suggested"]["pool_bytes"] % 2**21 == 0
 
 
 def test_a_request_that_hits_all_of_the_pool_still_gets_room_for_its_end() -> None:
@@ -200,8 +200,6 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
     root = tmp_path / "kv"
     config = tmp_path / "kv.toml"
     config.write_text("polcy = 'lru'")
-    page = tmp_path / "page.html"
-    page.touch()
     cases = {
         "missing.jsonl: No such file": ("--trace", str(tmp_path / "missing.jsonl")),
         "line 17: 'hash_ids' should be": ("--trace", str(broken)),
@@ -217,12 +215,6 @@ def test_bad_input_is_one_clear_line_and_nothing_is_made(tmp_path: Path, trace: 
         f"{config}: unknown option 'polcy'; did you mean 'policy'": ("--config", str(config)),
         "no.toml: No such file": ("--config", "no.toml"),
         "--seed 1: cannot be combined with --trace": ("--trace", str(trace), "--seed", "1"),
-        "leave out --concurrency 2": ("--sweep", "--concurrency", "2"),
-        "leave out --sweep": ("--sweep", "--report", str(page)),
-        "0.5 should be 1 to 2": ("--sweep", "--compression-ratio", "0.5"),
-        "nan should be 1 to 2": ("--sweep", "--compression-ratio", "nan"),
-        "1.5 changes only a sweep": ("--compression-ratio", "1.5"),
-        "--every-policy changes only a sweep": ("--every-policy",),
         "--recompute: '40' has no unit": ("--recompute", "40"),
         "--recompute should be more than 0": ("--recompute", "0s"),
     }
@@ -267,62 +259,6 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)
     assert memory["name"] == "m"
-
-
-def test_a_sweep_counts_what_replays_hit_and_suggests_a_size() -> None:
-    # The default policy also depends on time, which a sweep takes from the workload.
-    chats = ("--policy", "lru", "--requests", "300", "--seed", "1")
-    done = kvtier("replay", "--sweep", "--json", "--chunk-bytes", "8KiB", "--slots", "300", *chats)
-    assert (done.returncode, done.stderr) == (0, "")
-    sweep = json.loads(done.stdout)
-    for point in (sweep["pool"], *sweep["points"][:2]):
-        report = replay("--slots", str(point["slots"]), *chats)
-        assert (report["hit_blocks"], report["hit_rate"]) == (
-            point["hit_blocks"],
-            point["hit_rate"],
-        )
-        assert point["bytes"] == 8192 * point["slots"]
-    printed = kvtier("replay", "--sweep", "--chunk-bytes", "8KiB", *chats).stdout
-    assert f"{sweep['suggested']['slots']:,} slots" in printed
-    assert f"{sweep['suggested']['hit_rate']:.2%}" in printed
-
-
-def test_a_sweep_of_every_policy_has_a_column_for_each() -> None:
-    words = ("replay", "--sweep", "--chunk-bytes", "8KiB", "--requests", "300", "--slots", "100")
-    swept = json.loads(kvtier(*words, "--every-policy", "--json").stdout)
-    assert swept["policy"] == "returns"
-    assert [of["policy"] for of in swept["other_policies"]] == ["arc", "lru"]
-    alone = json.loads(kvtier(*words, "--policy", "arc", "--json").stdout)
-    assert swept["other_policies"][0] == alone
-    printed = kvtier(*words, "--every-policy").stdout
-    assert "as host pool, returns  gained  with arc  with lru  as tier behind" in printed
-    rates = [f"{of['points'][0]['hit_rate']:.2%}" for of in (swept, *swept["other_policies"])]
-    assert len(set(rates)) > 1
-    # In the row of the smallest size, "gained" is empty.
-    assert printed.splitlines()[2].split()[3:6] == rates
-
-
-def test_a_compressing_tier_holds_more_chunks_in_a_sweep() -> None:
-    words = ("replay", "--sweep", "--chunk-bytes", "8KiB", "--requests", "300", "--slots", "100")
-    plain, twice = (
-        json.loads(kvtier(*words, "--json", "--compression-ratio", ratio).stdout)
-        for ratio in ("1", "2")
-    )
-    assert (plain["compression_ratio"], twice["compression_ratio"]) == (1, 2)
-    added = [[point["tier_hit_blocks"] for point in of["points"]] for of in (plain, twice)]
-    assert added[1][:-1] == added[0][1:] != added[0][:-1]
-    pools = [[point["hit_blocks"] for point in of["points"]] for of in (plain, twice)]
-    assert pools[0] == pools[1]
-    assert "holds 2 times as many, since" in kvtier(*words, "--compression-ratio", "2").stdout
-    assert "times as many" not in kvtier(*words).stdout
-
-
-def test_a_sweep_opens_no_tier_and_needs_no_memory(tmp_path: Path) -> None:
-    tier = ("--tier", f"file://{tmp_path}/kv")
-    done = kvtier("replay", "--sweep", "--chunk-bytes", "64GiB", "--requests", "40", *tier)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "TiB" in done.stdout
-    assert not list(tmp_path.iterdir())
 
 
 def test_vllms_json_is_read_too(tmp_path: Path) -> None:

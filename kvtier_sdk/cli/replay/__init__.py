@@ -3,20 +3,16 @@
 from kvtier_sdk.cli.replay.driver import replay
 from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, TimeSaved
 from kvtier_sdk.cli.replay.sessions import SessionHits, SessionTurns
-from kvtier_sdk.cli.replay.sweep import PoolSweep, SweepPoint, sweep_pool
 from kvtier_sdk.cli.replay.workload import ReplayRequest, chat_workload, read_trace
 
 __all__ = [
-    "PoolSweep",
     "ReplayHistory",
     "ReplayReport",
     "ReplayRequest",
     "SessionHits",
     "SessionTurns",
-    "SweepPoint",
     "TimeSaved",
     "chat_workload",
     "read_trace",
     "replay",
-    "sweep_pool",
 ]

@@ -1,4 +1,4 @@
-"""Checks that a replay cannot evict an engine's chunks from a shared store."""
+"""Checks that a replay or a benchmark cannot evict an engine's chunks from a shared store."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kvtier_sdk.types import Capability
 
 #: Namespaces of these tools need no protection, because nobody misses the chunks of an earlier
 #: replay, and a check leaves only a manifest behind.
-_OURS = ("kvtier replay", "kvtier check")
+_OURS = ("kvtier replay", "kvtier bench", "kvtier check")
 #: The namespace to open a tier with. Any namespace works, because no chunk is read or written.
 _NOBODYS = Namespace({})
 #: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")
 
 
-def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
-    """Raise :class:`ReplayError` if a tier could evict chunks that no replay has stored.
+def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "replay") -> None:
+    """Raise :class:`ReplayError` if a tier could evict chunks that are not of these tools.
 
     A tier that cannot list its namespaces is not checked.
     """
@@ -38,9 +38,9 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock) -> None:
         # the replay reports the mistake when it opens the tier.
         with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
             if limits:
-                _check(tier, limits, f"a root or prefix of its own, or leave out {limits}")
+                _check(tier, tool, limits, f"a root or prefix of its own, or leave out {limits}")
             elif tier.usage().capacity_bytes is not None:
-                _check(tier, "the server's memory limit", "a server of its own")
+                _check(tier, tool, "the server's memory limit", "a server of its own")
 
 
 def _limits(config: BoundedTierConfig) -> str:
@@ -49,12 +49,12 @@ def _limits(config: BoundedTierConfig) -> str:
     return " and ".join(f"'{name}'" for name, value in given.items() if value is not None)
 
 
-def _check(tier: MaintainedTier, limit: str, advice: str) -> None:
+def _check(tier: MaintainedTier, tool: str, limit: str, advice: str) -> None:
     for found in tier.namespaces():
         if found.facts.get("engine") not in _OURS:
             raise ReplayError(
-                f"tier {tier.spec.name!r}: {limit} would evict chunks that no replay has stored, "
-                f"of namespace {_title(found)}; give the replay {advice}; or let it evict them "
+                f"tier {tier.spec.name!r}: {limit} would evict chunks that no {tool} has stored, "
+                f"of namespace {_title(found)}; give the {tool} {advice}; or let it evict them "
                 "with --evict-others"
             )
 

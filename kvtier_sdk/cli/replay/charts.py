@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, cycle, pairwise
 from operator import truediv
 from typing import NamedTuple
 
-from kvtier_sdk.cli.replay import PoolSweep, ReplayReport, SweepPoint
-from kvtier_sdk.cli.replay.view import in_tier, suggestion
-from kvtier_sdk.options.units import format_bytes, format_seconds
+from kvtier_sdk.cli.drawing import Chart, Series
+from kvtier_sdk.cli.replay import ReplayReport
+from kvtier_sdk.options.units import format_seconds
 
 #: A chart has at most this many columns. For a longer trace, a column covers several requests.
 _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
 _count = "{:,.0f}".format
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line of a chart, or one part of each stacked column."""
-
-    name: str
-    color: str
-    values: Sequence[float]
-    dashed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    kind: str
-    title: str
-    note: str
-    unit: str
-    heads: Sequence[str]
-    labels: Sequence[str]
-    series: Sequence[Series]
-    text: Callable[[float], str]
-    top: float = 0.0
-    marks: Sequence[tuple[float, str]] = ()
 
 
 class Source(NamedTuple):
@@ -62,7 +37,7 @@ def sources(report: ReplayReport) -> list[Source]:
     return [*found, Source("computed", "computed", report.chunks - report.hit_chunks)]
 
 
-def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
+def charts(report: ReplayReport) -> list[Chart]:
     history = report.history
     ends = [0] * (max(history.chunks, default=0) + 1)
     for chunks in history.chunks:
@@ -78,7 +53,6 @@ def charts(report: ReplayReport, sweep: PoolSweep) -> list[Chart]:
         _hit_rates(report, *time, "request", _MOST_COLUMNS, history.hits, history.chunks),
         _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
         _waits(report),
-        _what_if(report, sweep),
     ]
 
 
@@ -98,16 +72,6 @@ def waits(report: ReplayReport) -> list[Series]:
         waited[last].append(wait_s)
     named = zip(kinds, waited, strict=True)
     return [Series(*kind, sorted(waits_s)) for kind, waits_s in named if waits_s]
-
-
-def ticks(top: float) -> tuple[float, list[float]]:
-    """Return an axis's end, which is ``top`` or more, and at most six round values on the axis."""
-    if not top:
-        return 1.0, [0.0, 1.0]
-    decade = 10.0 ** math.floor(math.log10(top))
-    step = next(of * decade for of in (0.2, 0.5, 1.0, 2.0) if top <= 5 * of * decade)
-    count = math.ceil(top / step - 1e-9)
-    return count * step, [at * step for at in range(count + 1)]
 
 
 def _hit_rates(
@@ -156,39 +120,6 @@ def _waits(report: ReplayReport) -> Chart:
         labels=[format_seconds(start) for start, _ in bounds],
         series=series,
         text=_count,
-    )
-
-
-def _what_if(report: ReplayReport, sweep: PoolSweep) -> Chart:
-    def place(point: SweepPoint) -> float:
-        doublings = math.log2(point.slots / sweep.points[0].slots)
-        return min(max(0.0, doublings), len(sweep.points) - 1.0)
-
-    sizes = [format_bytes(point.slots * report.chunk_bytes) for point in sweep.points]
-    alone = [sweep.rate(point.hit_chunks) for point in sweep.points]
-    both = [sweep.rate(sweep.pool.hit_chunks + sweep.tier_chunks(point)) for point in sweep.points]
-    return Chart(
-        kind="curve",
-        title="What if it were larger, or smaller?",
-        note=f"Hit rate by the size of a host pool alone, or of one tier behind the pool that was "
-        f"played{in_tier(sweep)}. {suggestion(sweep, report.chunk_bytes)}",
-        unit="size of the pool, or of the tier",
-        heads=sizes,
-        labels=sizes,
-        series=[
-            Series(f"pool alone, {sweep.policy}", "host", alone),
-            Series("played pool with a tier", "tier1", both, dashed=True),
-            *(
-                Series(
-                    f"pool alone, {of.policy}",
-                    _TIER_COLORS[at % len(_TIER_COLORS)],
-                    [of.rate(point.hit_chunks) for point in of.points],
-                )
-                for at, of in enumerate(sweep.others, 1)
-            ),
-        ],
-        text=percent,
-        marks=[(place(sweep.pool), "played"), (place(sweep.suggested), "suggested")],
     )
 
 

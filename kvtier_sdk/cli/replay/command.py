@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from kvtier_sdk.cli.replay import (
-    PoolSweep,
-    ReplayRequest,
-    chat_workload,
-    read_trace,
-    replay,
-    sweep_pool,
-)
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
 from kvtier_sdk.cli.replay.page import Played, replay_page
-from kvtier_sdk.cli.replay.view import print_report, print_sweep
-from kvtier_sdk.cli.replay.workload import told
+from kvtier_sdk.cli.replay.view import print_report
+from kvtier_sdk.cli.replay.workload import common_chunk_bytes, told
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import parse_seconds
-from kvtier_sdk.registry import policy_names
 
 #: Defaults of options that neither the command line nor the file gives.
 _DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
-#: 16-bit floats in 8 bits are the most that a tier compresses.
-_MOST_RATIO = 2
 
 
 def replay_command(
@@ -126,32 +115,6 @@ def replay_command(
             help="Play although a tier's capacity would evict chunks that no replay has stored.",
         ),
     ] = False,
-    sweep: Annotated[
-        bool,
-        typer.Option(
-            "--sweep",
-            help="Instead of a replay, print the hit rate of host pools and tiers of many sizes. "
-            "Requests run one at a time, nothing is stored, and no tier is opened. Exact for "
-            "'lru'; another policy is estimated from a share of a long trace.",
-        ),
-    ] = False,
-    every_policy: Annotated[
-        bool,
-        typer.Option(
-            "--every-policy",
-            help="For --sweep, and for the page's curve: the hit rate of host pools with each "
-            "installed policy, beside that of --policy.",
-        ),
-    ] = False,
-    compression_ratio: Annotated[
-        float,
-        typer.Option(
-            metavar="RATIO",
-            help="For --sweep, and for the page's curve: a tier holds this many times as many "
-            "chunks as without compression. 'kvtier tier du' shows the ratio of a tier with "
-            "compress=always. For example --sweep --compression-ratio 1.48.",
-        ),
-    ] = 1.0,
     as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,
@@ -181,7 +144,9 @@ def replay_command(
     }
     given = {name: value for name, value in flags.items() if value is not None}
     is_page = report_file is not None and report_file.name.endswith(".html")
-    options = _configuration(config, given, {**_DEFAULTS, "chunk_bytes": _chunk_bytes(played)})
+    options = _configuration(
+        config, given, {**_DEFAULTS, "chunk_bytes": common_chunk_bytes(played)}
+    )
     if recompute is not None:
         computed_s = read_flag("--recompute", parse_seconds, recompute)
         options = options.model_copy(update={"recompute_s": computed_s})
@@ -190,29 +155,6 @@ def replay_command(
             f"--trace {trace}: it does not say how large a chunk is; give --chunk-bytes, which the "
             "engine's log names at its start"
         )
-    if not 1 <= compression_ratio <= _MOST_RATIO:
-        raise ConfigError(f"--compression-ratio {compression_ratio:g} should be 1 to {_MOST_RATIO}")
-    of_sweeps = {f"--compression-ratio {compression_ratio:g}": compression_ratio != 1}
-    for flag, is_given in (of_sweeps | {"--every-policy": every_policy}).items():
-        if is_given and not (sweep or is_page):
-            raise ConfigError(
-                f"{flag} changes only a sweep: add --sweep, or --report with a file named .html"
-            )
-    if sweep:
-        if concurrency > 1:
-            raise ConfigError(
-                f"--sweep counts one request at a time; leave out --concurrency {concurrency}"
-            )
-        if report_file is not None and is_page:
-            raise ConfigError(
-                f"--report {report_file.name}: a page is of a replay, and has the sweep's curve "
-                "too; leave out --sweep"
-            )
-        swept = _swept(played, options, compression_ratio, every_policy=every_policy)
-        _write(swept.as_json(options.chunk_bytes), report_file, as_json=as_json)
-        if not as_json:
-            print_sweep(swept, options.chunk_bytes)
-        return
     with progress("replay", len(played)) as advance:
         report = replay(
             played,
@@ -230,8 +172,7 @@ def replay_command(
             concurrency=concurrency,
             options=json.dumps(options.to_dict(), indent=2),
         )
-        swept = _swept(played, options, compression_ratio, every_policy=every_policy)
-        report_file.write(replay_page(report, swept, page))
+        report_file.write(replay_page(report, page))
     if report.wrong_bytes:
         raise typer.Exit(1)
 
@@ -242,37 +183,12 @@ def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) ->
             print(json.dumps(figures), file=wanted)
 
 
-def _swept(
-    workload: Sequence[ReplayRequest],
-    config: TieringConfig,
-    compression_ratio: float,
-    *,
-    every_policy: bool,
-) -> PoolSweep:
-    others = policy_names() if every_policy else []
-    slots = pool_slots(config, config.chunk_bytes or 0)
-    return sweep_pool(
-        workload,
-        policy=config.policy,
-        others=[name for name in others if name != config.policy],
-        pool_slots=slots,
-        compression_ratio=compression_ratio,
-        progress=progress,
-    )
-
-
 def _workload(trace: Path | None, requests: int | None, seed: int | None) -> list[ReplayRequest]:
     if trace is None:
         return chat_workload(requests or 500, seed or 0)
     if seed is not None:
         raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
     return read_trace(trace)[:requests]
-
-
-def _chunk_bytes(played: Sequence[ReplayRequest]) -> int | None:
-    """Return the chunk length of all requests, or ``None`` if the lengths differ."""
-    sizes = {request.chunk_bytes for request in played}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _configuration(

@@ -1,4 +1,4 @@
-"""Prints a replay's report, or a sweep of sizes, on a terminal."""
+"""Prints a replay's report on a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from kvtier_sdk.cli.replay.report import ReplayReport
 from kvtier_sdk.cli.replay.sessions import SessionHits, percentile
-from kvtier_sdk.cli.replay.sweep import PoolSweep
 from kvtier_sdk.cli.terminal import print_columns, say
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes, format_seconds
@@ -128,61 +127,3 @@ def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
     # Overlapping jobs can add up to more time than the whole run, so use at most the run's time.
     duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
-
-
-def print_sweep(sweep: PoolSweep, chunk_bytes: int) -> None:
-    pool = format_bytes(sweep.pool.slots * chunk_bytes)
-    say(
-        f"{sweep.requests:,} requests, {sweep.chunks:,} chunks of {format_bytes(chunk_bytes)}, "
-        f"{sweep.distinct_chunks:,} of them distinct: "
-        f"{format_bytes(sweep.distinct_chunks * chunk_bytes)}"
-    )
-    others = [f"with {of.policy}" for of in sweep.others]
-    as_pool = f"as host pool, {sweep.policy}" if others else "as host pool"
-    rows = [("size", "chunks", as_pool, "gained", *others, f"as tier behind {pool}")]
-    last = None
-    for at, point in enumerate(sweep.points):
-        gained = "" if last is None else f"{100 * sweep.rate(point.hit_chunks - last):+.2f}"
-        last = point.hit_chunks
-        rows.append(
-            (
-                format_bytes(point.slots * chunk_bytes),
-                f"{point.slots:,}",
-                f"{sweep.rate(point.hit_chunks):.2%}",
-                gained,
-                *(f"{sweep.rate(of.points[at].hit_chunks):.2%}" for of in sweep.others),
-                f"{100 * sweep.rate(sweep.tier_chunks(point)):+.2f}",
-            )
-        )
-    print_columns(rows, 0)
-    say(
-        f"as tier: points of hit rate that it adds, if it is given every chunk{in_tier(sweep)}",
-        suggestion(sweep, chunk_bytes),
-        *(_exactness(of) for of in (sweep, *sweep.others)),
-    )
-
-
-def _exactness(sweep: PoolSweep) -> str:
-    exactness = "what a replay without tiers hits,"
-    if sweep.share < 1:
-        exactness = (
-            f"estimated with {sweep.share:.1%} of the chunks, in two halves that differ by at "
-            f"most {100 * sweep.error:.1f} points;"
-        )
-    return f"{sweep.policy}: {exactness} one request at a time"
-
-
-def in_tier(sweep: PoolSweep) -> str:
-    if sweep.compression_ratio == 1:
-        return ""
-    return f", and holds {sweep.compression_ratio:g} times as many, since it compresses them"
-
-
-def suggestion(sweep: PoolSweep, chunk_bytes: int) -> str:
-    point = sweep.suggested
-    size = format_bytes(point.slots * chunk_bytes)
-    rate = f"{sweep.rate(point.hit_chunks):.1%}"
-    why = "Beyond it each doubling gains less than 1 point."
-    if point is sweep.points[-1]:
-        why = "It holds every chunk."
-    return f"Suggested: {size}, {point.slots:,} slots, which hit {rate}. {why}"

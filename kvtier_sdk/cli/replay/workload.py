@@ -144,6 +144,12 @@ def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[Rep
     return requests[::-1]
 
 
+def common_chunk_bytes(workload: Sequence[ReplayRequest]) -> int | None:
+    """Return the chunk length of all requests, or ``None`` if the lengths differ."""
+    sizes = {request.chunk_bytes for request in workload}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
     """Generate interleaved multi-turn chats that share a few system prompts.
 

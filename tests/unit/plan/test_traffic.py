@@ -1,0 +1,137 @@
+"""Flows of chunks are those of replays, and forecasts are what follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtier_sdk import TieringConfig, load_policy
+from kvtier_sdk.cli.plan import traffic
+from kvtier_sdk.cli.plan.traffic import PolicyTraffic, Traffic, Window, count_hits
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.types import make_offload_key
+
+TRACES = Path(__file__).parents[4] / "shared" / "traces"
+CHUNK_BYTES = HEADER_BYTES = 64
+
+
+@pytest.mark.parametrize("policy", ["lru", "returns"])
+@pytest.mark.parametrize("tier_chunks", [400, 1000, 1_000_000])
+def test_a_flow_is_that_of_a_replay(policy: str, tier_chunks: int) -> None:
+    played = chat_workload(600, 2)
+    capacity = tier_chunks * (CHUNK_BYTES + HEADER_BYTES)
+    tier = {"type": "memory", "capacity": capacity, "admission": "off"}
+    options = {"slots": 200, "chunk_bytes": CHUNK_BYTES, "policy": policy, "tiers": [tier]}
+    host, memory = replay(played, TieringConfig.from_dict(options)).tiers
+    flow = PolicyTraffic(Traffic(played), policy).flow(200, tier_chunks, Window())
+    # They differ a little, because a tier stores and evicts the start of a prefix first.
+    near = 0.002 * flow.asked
+    assert flow.asked == sum(len(request.keys) for request in played)
+    assert flow.pool_hits == pytest.approx(host.hit_chunks, abs=near)
+    assert flow.tier_hits == pytest.approx(memory.hit_chunks, abs=near)
+    assert flow.stored == pytest.approx(memory.stored_chunks, abs=near)
+    assert min(flow) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lru_is_counted_exactly_for_pools_of_any_size(seed: int) -> None:
+    played = chat_workload(120, seed)
+    whole = Traffic(played)
+    longest = max(len(request.keys) for request in played)
+    for slots in range(2 * longest, 12 * longest, 97):
+        hits = whole.flow("lru", slots, 0, Window()).pool_hits
+        assert hits == count_hits(played, load_policy("lru")(), slots)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "hits", "stored"),
+    [(["ab", "xb"], 0, 3), (["aba", "aba", "ac"], 4, 3), (["abc", "abd"], 2, 4), ([""], 0, 0)],
+)
+def test_a_hit_needs_all_chunks_before_it(prompts: list[str], hits: int, stored: int) -> None:
+    played = [
+        ReplayRequest(prompt, tuple(make_offload_key(of.encode() * 32) for of in prompt))
+        for prompt in prompts
+    ]
+    flow = Traffic(played).flow("lru", 6, 6, Window())
+    assert (flow.pool_hits + flow.tier_hits, flow.stored) == (hits, stored)
+
+
+def test_without_a_tier_nothing_is_stored() -> None:
+    flow = Traffic(chat_workload(100, 1)).flow("lru", 200, 0, Window())
+    assert (flow.tier_hits, flow.stored) == (0, 0)
+    assert flow.pool_hits > 0
+
+
+def returning(after_s: int, until_s: int) -> Traffic:
+    """Make traffic in which each chunk returns once; it began before the trace."""
+    numbers = [(at_s, number) for at_s in range(until_s) for number in (at_s, at_s - after_s)]
+    return Traffic(
+        [
+            ReplayRequest(
+                f"{at_s} {number}",
+                (make_offload_key((number + after_s).to_bytes(32)),),
+                arrived_s=float(at_s),
+            )
+            for at_s, number in numbers
+        ]
+    )
+
+
+def test_a_forecast_counts_returns_that_the_window_is_almost_too_short_for() -> None:
+    # A fifth of the first window's time shows returns, and all of the second's.
+    both = returning(after_s=80, until_s=200)
+    size = 10_000
+    forecast = both.flow("lru", size, 0, Window(0, 100, is_forecast=True))
+    fact = both.flow("lru", size, 0, Window(100, 200))
+    plain = both.flow("lru", size, 0, Window(0, 100))
+    assert plain.pool_hits == 20
+    assert forecast.pool_hits == pytest.approx(fact.pool_hits) == 100
+    assert forecast.hit_rate == pytest.approx(fact.hit_rate) == 0.5
+
+
+def test_a_cache_that_is_too_small_forecasts_no_returns() -> None:
+    flow = returning(after_s=80, until_s=100).flow("lru", 60, 0, Window(0, 100, is_forecast=True))
+    assert flow.pool_hits == 0
+
+
+def test_a_share_of_the_keys_is_near_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Traffic(chat_workload(2000, 3))
+    true = PolicyTraffic(played, "arc").flow(500, 2000, Window())
+    monkeypatch.setattr(traffic, "MOST_PLAYED", -(-played.chunks // 4))
+    estimate = PolicyTraffic(played, "arc")
+    near = estimate.flow(500, 2000, Window())
+    assert estimate.share == 0.25
+    alone, lru = (of.flow(500, 0, Window()) for of in (estimate, PolicyTraffic(played, "lru")))
+    monkeypatch.undo()
+    exact = PolicyTraffic(played, "arc").flow(500, 0, Window())
+    assert abs(alone.hit_rate - exact.hit_rate) < abs(lru.hit_rate - exact.hit_rate) / 2
+    assert 0 < estimate.error < 0.03
+    assert near.hit_rate == pytest.approx(true.hit_rate, abs=0.01)
+    assert near.stored == pytest.approx(true.stored, rel=0.03)
+
+
+#: Pools, each with a tier behind it or none, for which the halves of a trace are alike. Elsewhere
+#: they are not: the agents' second half has a seventh of the load, and needs smaller pools.
+ALIKE = {
+    ("conversation-4k.jsonl", "lru"): [(512, 0), (1024, 0), (2048, 0), (2048, 65536)],
+    ("conversation-4k.jsonl", "returns"): [(1024, 0), (2048, 0), (4096, 0), (8192, 65536)],
+    ("agents.jsonl.gz", "lru"): [(16384, of) for of in (0, 32768, 65536, 131072)],
+    ("agents.jsonl.gz", "returns"): [(16384, of) for of in (0, 32768, 65536, 131072)],
+}
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the traces are not part of the project")
+@pytest.mark.parametrize("name", ["conversation-4k.jsonl", "agents.jsonl.gz"])
+def test_the_first_half_of_a_trace_forecasts_the_second(name: str) -> None:
+    whole = Traffic(read_trace(TRACES / name))
+    start_s, end_s = whole.workload[0].arrived_s, whole.workload[-1].arrived_s
+    middle_s = (start_s + end_s) / 2
+    for policy in ("lru", "returns"):
+        played = PolicyTraffic(whole, policy)
+        for sizes in ALIKE[name, policy]:
+            forecast = played.flow(*sizes, Window(start_s, middle_s, is_forecast=True))
+            fact = played.flow(*sizes, Window(middle_s, end_s))
+            assert forecast.hit_rate == pytest.approx(fact.hit_rate, abs=0.01), (policy, sizes)
+            of_each = [flow.stored / flow.asked for flow in (forecast, fact)]
+            assert of_each[0] == pytest.approx(of_each[1], rel=0.1), (policy, sizes)
