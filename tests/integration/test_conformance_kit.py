@@ -80,11 +80,6 @@ def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(chunks, "_BIG_BATCH", 32)
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_the_tier_that_the_others_are_made_from_is_well(check: Check) -> None:
-    assert outcome_of(check, ShelfTier) is None
-
-
 @pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
 def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
     own = CHECKS[tier.fails]

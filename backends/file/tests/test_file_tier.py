@@ -92,18 +92,6 @@ async def test_chunks_of_any_number_of_pages(bench, in_both_forms, direct_io):
         tier = await bench.open(direct_io=direct_io)
 
 
-async def test_a_chunk_is_replaced_by_a_shorter_and_a_longer_one(bench, in_both_forms):
-    tier = await bench.open()
-    for seed, count in enumerate((3, 1, 2, 25)):
-        stored = bench.pages(KEYS[0], count, seed, replace=True)
-        assert await tier.store([stored]) == [None]
-        target = bench.empty(KEYS[0])
-        assert await tier.load([target]) == [None]
-        assert (target.header, target.arrived) == stored.buffers
-        assert await tier.usage() == Usage(1, stored.object_bytes, None, ANY)
-        assert bench.stored_bytes() == stored.object_bytes
-
-
 async def test_a_file_cut_or_extended_by_whole_pages_does_not_match_its_header(
     bench, in_both_forms
 ):

@@ -6,7 +6,6 @@ import asyncio
 
 import obstore
 import pytest
-from support.lengths import check_lengths
 from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 from support.workbench import Workbench
@@ -166,11 +165,6 @@ async def test_chunks_over_tls(bench, tmp_path):
             await bench.open(url_of(server.endpoint.replace("https:", "http:")))
         tier = await bench.open(url_of(server.endpoint, tls_verify="false"))
         assert await tier.lookup(KEYS[:2], bench.request) == [True, False]
-
-
-async def test_objects_of_any_length(bench, s3):
-    bench.facts = {"model": "any length"}
-    await check_lengths(bench, await bench.open(url_of(s3.endpoint)), KEYS[0])
 
 
 async def test_a_longer_object_is_not_transferred(bench, s3):

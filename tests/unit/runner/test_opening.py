@@ -114,9 +114,8 @@ def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: Make) -> None:
     assert rig.client.stats.restarts == 0
 
 
-@pytest.mark.parametrize("deadline_s", [0.2, 20.0])
-def test_an_open_that_holds_the_interpreter(make_rig: Make, deadline_s: float) -> None:
-    rig = make_rig(on_open="hold_interpreter", deadline_s=deadline_s).open()
+def test_an_open_that_holds_the_interpreter(make_rig: Make) -> None:
+    rig = make_rig(on_open="hold_interpreter", deadline_s=0.2).open()
     wait_until_used(rig)
 
 
@@ -138,7 +137,6 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
         ("misconfigure", False, ConfigError),
         ("expire", False, TierAuthError),
         ("misbehave", False, TierContractError),
-        ("exit", False, TierContractError),
         ("refuse_unless_third", True, TierUnavailableError),
     ],
 )

@@ -165,6 +165,8 @@ def test_through_a_failed_store_is_offered_again(make: Make, beside: dict[str, s
     engine.store(A, *KEYS[:3])
     engine.at_rest()
     assert below(engine) == {KEYS[0], KEYS[2]}
+    stats = engine.manager.stats[1]
+    assert (stats.stored_chunks, stats.failures) == (2, {"store.failed": 1})
     engine.tiers[0].on_store = lambda transfer: None
     for _ in range(2):
         use(engine, *KEYS[:3])
