@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command import kvtier
-
-from kvtier_sdk import Namespace, RunnerOptions, TieringConfig
-from kvtier_sdk.engine import open_manager, open_pool
 
 #: A tier whose options record the process that validates them.
 COUNTED = """
@@ -36,45 +32,22 @@ class CountedTier(MemoryTier):
     config_model = CountedConfig
     config: CountedConfig
 """
-NAMESPACE = Namespace({"model": "m"})
 
 
 @pytest.fixture(scope="module")
-def site(install_package: Callable[..., Path]) -> Iterator[Path]:
+def site(install_package: Callable[..., Path]) -> Path:
     entry_points = {"counted": "tier:CountedTier"}
-    site = install_package("kvtier-counted", "1.0", {"tier": COUNTED}, entry_points)
-    sys.path.insert(0, str(site))
-    yield site
-    sys.path.remove(str(site))
+    return install_package("kvtier-counted", "1.0", {"tier": COUNTED}, entry_points)
 
 
 @pytest.fixture
-def tier(site: Path, tmp_path: Path) -> dict[str, Any]:
+def tier(tmp_path: Path) -> dict[str, Any]:
     return {"type": "counted", "runner": "process", "diary": str(tmp_path / "diary")}
 
 
 def once_on_each_side(tier: Mapping[str, Any]) -> bool:
     pids = Path(tier["diary"]).read_text().split()
     return len(pids) == len(set(pids)) == 2
-
-
-def open_tiers(config: TieringConfig) -> None:
-    with open_pool(config, chunk_bytes=64) as pool, open_manager(pool, config, NAMESPACE):
-        pass
-
-
-def test_from_code(tier: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-
-    def note(options: object) -> RunnerOptions:
-        read.append(options)
-        return validate(options)
-
-    validate = RunnerOptions.model_validate
-    monkeypatch.setattr(RunnerOptions, "model_validate", note)
-    open_tiers(TieringConfig.from_dict({"slots": 4, "tiers": [tier]}))
-    assert once_on_each_side(tier)
-    assert len(read) == 1, "the other one is in the tier's process"
 
 
 def of_vllm(spec: str, tier: Mapping[str, Any]) -> dict[str, Any]:

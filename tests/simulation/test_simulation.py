@@ -84,13 +84,3 @@ def test_a_breach_says_how_to_see_it_again(
     assert f"--seed {breach.seed} --trace" in told
     assert "touch" in told, "the last actions"
     assert main(["--first", str(breach.seed), "--seeds", "1"]) == 1
-
-
-def test_the_command_shows_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "3", "--trace"]) == 0
-    shown = capsys.readouterr().out
-    assert "1 seeds" in shown
-    assert "lookup_prefix" in shown
-    with pytest.raises(SystemExit):
-        main(["--seeds", "0"])
-    assert "0 is not at least 1" in capsys.readouterr().err

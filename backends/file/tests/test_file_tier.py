@@ -280,6 +280,18 @@ async def test_a_store_that_is_refused_room_makes_it(crowded, options):
     assert await crowded.loads(tier, KEYS[5])
 
 
+@pytest.mark.parametrize("mounted", ["size=4m,nr_inodes=250"], indirect=True)
+async def test_where_inodes_run_out_old_chunks_make_room(small):
+    """Its byte counters still show free space."""
+    small.chunk_bytes = 1
+    tier = await small.open(min_free=0)
+    keys = [index.to_bytes(20, "big") for index in range(200)]
+    for start in range(0, 200, 10):
+        assert await small.put(tier, *keys[start : start + 10]) == [None] * 10
+    assert small.removed
+    assert await small.loads(tier, *keys[-5:])
+
+
 async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded):
     tier = await crowded.open(min_free="1MiB")
     with suppress(TierCapacityError):  # raised if even the directories find no room

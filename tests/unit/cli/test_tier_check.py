@@ -115,13 +115,6 @@ def test_the_time_to_expand_is_not_the_links(monkeypatch: pytest.MonkeyPatch) ->
     assert outlook.sooner_s < EXPAND_S / 4
 
 
-def test_of_a_tier_with_one_length_nothing_is_said() -> None:
-    class OneLength(MemoryTier):
-        fixed_length = True
-
-    assert trial_of(OneLength).compressing is None
-
-
 def test_two_trials_have_one_namespace_and_keys_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

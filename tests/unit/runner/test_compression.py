@@ -187,17 +187,6 @@ async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: P
     assert plain.pool.view(0) == numbers()
 
 
-async def test_what_gains_nothing_is_stored_as_it_is(make: Make) -> None:
-    engine = await make("compress=always")
-    noise = np.random.default_rng(0).bytes(CHUNK_BYTES)
-    engine.pool.view(0)[:] = noise
-    assert await engine.do(STORE) == "ok"
-    assert len(*engine.objects.values()) == engine.loop.call.tier.context.object_bytes
-    engine.pool.view(0)[:] = bytes(CHUNK_BYTES)
-    assert await engine.do(LOAD) == "ok"
-    assert engine.pool.view(0) == noise
-
-
 async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:
     engine = await make("compress=always")
     engine.pool.view(0)[:] = numbers()

@@ -211,15 +211,6 @@ def test_draining_says_whether_all_has_ended(make_rig: Make) -> None:
     assert rig.client.drain(5.0) is True
 
 
-def test_draining_ends_what_waits(make_rig: Make) -> None:
-    rig = make_rig(on_load="hang").open()
-    rig.submit([rig.job(Operation.LOAD, 0)])
-    rig.wait_past("hanging")
-    assert rig.client.drain(0.01) is True
-    assert rig.take() == ["cancelled"]
-    assert rig.past()[-1] == "cancelled"
-
-
 def test_what_a_tier_logs_is_in_its_log(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="kvtier.tier.held"):
         rig = make_rig(on_lookup="warn")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.core import pure_core_only
-from support.engine import KEYS, A, Engine, Make, stored_below
+from support.engine import KEYS, A, Engine, Make
 
 from kvtier_sdk import OffloadKey, RequestContext, make_offload_key, split_offload_key
 from kvtier_sdk.engine import read_request
@@ -238,15 +238,6 @@ def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
     assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
 
 
-def waiting_prefetch(make: Make, *keys: OffloadKey) -> Engine:
-    """Return an engine whose tier is asked for a prefetch, and has ``keys`` for requests."""
-    engine = left_pool(make)
-    stored_below(engine, *keys)
-    engine.tiers[0].gated, engine.tiers[0].gate = {"lookup", "load"}, asyncio.Event()
-    turn(engine, "q", KEYS[20:21], prefetch="s")
-    return engine
-
-
 def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
     engine = left_pool(make)
     asking = read_request("q", {"kvtier": {"prefetch": "s"}})
@@ -261,7 +252,9 @@ def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
 
 
 def test_a_prefetch_for_another_session_ends_at_its_turn(make: Make) -> None:
-    engine = waiting_prefetch(make)
+    engine = left_pool(make)
+    engine.tiers[0].gated, engine.tiers[0].gate = {"lookup", "load"}, asyncio.Event()
+    turn(engine, "q", KEYS[20:21], prefetch="s")
     turn(engine, "p", KEYS[21:22], prefetch="s", session="t", tenant="")
     engine.manager.on_new_request(read_request("t2", {"kvtier": {"session": "t"}}))
     assert not engine.manager.take_receipts(), "that was not the turn of the prefetch's session"

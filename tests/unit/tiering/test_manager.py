@@ -172,14 +172,6 @@ def test_events_come_after_the_fact(make: Make) -> None:
     ]
 
 
-def test_lookup_prefix_counts_to_the_first_miss(make: Make) -> None:
-    engine = make()
-    engine.store(A, *KEYS[:2])
-    assert engine.manager.lookup_prefix(KEYS[:4], B) == (2, True)
-    engine.step()
-    assert engine.manager.lookup_prefix(KEYS[:4], B) == (2, False)
-
-
 def test_misuse_is_told(make: Make) -> None:
     engine = make()
     with pytest.raises(KVTierError, match="alive"):

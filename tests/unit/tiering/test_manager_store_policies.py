@@ -185,17 +185,6 @@ def test_what_a_full_queue_dropped_is_offered_again(make: Make, options: dict[st
     assert below(engine) == set(KEYS[:3])
 
 
-def test_stores_of_a_request_that_ended_come_after_its_copies(make: Make) -> None:
-    engine = make()
-    engine.manager.prepare_store(KEYS[:2], A)
-    engine.manager.on_request_finished(A)
-    engine.step()
-    assert below(engine) == set()
-    engine.manager.complete_store(set(KEYS[:2]), A)
-    engine.at_rest()
-    assert below(engine) == set(KEYS[:2])
-
-
 def test_a_preempted_request_comes_back_with_its_store_in_flight(make: Make) -> None:
     engine = make()
     engine.tiers[0].gate = asyncio.Event()
