@@ -83,10 +83,6 @@ def test_a_wrong_field_is_named(changes: dict[str, object], message: str) -> Non
         check(hand_built(**changes), CONTENT)
 
 
-def test_sealing_leaves_the_payload_alone() -> None:
-    assert sealed()[1] == CONTENT
-
-
 @given(st.binary(min_size=CHUNK_BYTES, max_size=CHUNK_BYTES), st.binary(min_size=32, max_size=32))
 def test_what_was_sealed_is_accepted(content: bytes, padding: bytes) -> None:
     check(*sealed(content=content))

@@ -137,12 +137,6 @@ def victims(budget: Budget, need_bytes: int, headroom_bytes: int | None = None) 
     )
 
 
-def test_an_unlimited_budget_never_evicts() -> None:
-    budget = Budget(None)
-    budget.add("a", b"1", 10**15, 1)
-    assert victims(budget, 10**15) == []
-
-
 def test_a_refusal_names_the_limit() -> None:
     budget = Budget(2048)
     with pytest.raises(TierCapacityError, match=r"room for 4 KiB: capacity is 2 KiB, and only 0 B"):
