@@ -42,9 +42,9 @@ def failures(engine: Live) -> dict[str, int]:
 
 
 def test_engines_with_and_without_a_key(empty_store: Store, tmp_path: Path) -> None:
-    runner = "process" if empty_store.name == "redis" else "thread"
+    runner = "thread"
     ours = write_keys(tmp_path / "ours.keys", OURS)
-    with live([url(empty_store, runner, ours)]) as engine:
+    with live([url(empty_store, "process", ours)]) as engine:
         stored(engine)
     assert empty_store.chunks() == len(CHUNKS)
     turning = write_keys(tmp_path / "turning.keys", NEXT, OURS)

@@ -32,7 +32,7 @@ from kvtier_sdk.cli.tier.verify import Pace, verify_command
 from kvtier_sdk.options.units import format_bytes
 
 NAMESPACE = Namespace({"model": "llama", "hash_seed": "00"})
-CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "600"))
+CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "300"))
 _PATIENCE_S = 120.0
 
 
