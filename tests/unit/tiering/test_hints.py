@@ -170,6 +170,22 @@ def test_what_a_last_turn_stores_goes_to_no_tier(make: Make) -> None:
     assert set(engine.tiers[0]._objects) == {KEYS[0], KEYS[2]}
 
 
+def test_what_a_last_turn_uses_again_goes_to_no_tier(make: Make) -> None:
+    each = [{"offload_policy": "request"}, {"store_policy": "after_hits:1"}]
+    engine = make(slots=8, tiers=2, each=each)
+    last = read_request("last", {"kvtier": {"end": True}})
+    engine.manager.on_new_request(last)
+    engine.store(last, *KEYS[:2])
+    # After a preemption it finds its first chunk, and computes the second again.
+    assert engine.settle(last, KEYS[0]) == ["HIT"]
+    engine.load(last, KEYS[0])
+    engine.store(last, KEYS[1])
+    engine.manager.on_request_finished(last)
+    engine.at_rest()
+    assert not engine.tiers[0]._objects
+    assert not engine.tiers[1]._objects
+
+
 def test_what_a_last_turn_stores_goes_to_the_tier_that_another_request_asks_for(make: Make) -> None:
     engine = make(slots=8, offload_policy="request")
     last = read_request("last", {"kvtier": {"end": True}})
