@@ -50,7 +50,7 @@ help:
 	@echo "make reliability [TRIES=3]    the same several times, and write docs/reliability.md"
 	@echo "make endurance                200,000 requests with a fault each second"
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
-	@echo "make search                   property tests with twenty times as many examples, new ones each time"
+	@echo "make search                   property tests with thirty times as many examples, new ones each time"
 	@echo "make test-reader              tutorial, examples, demo, alerts and typing, as their readers have them"
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"

@@ -20,7 +20,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
-    max_examples=50,
+    max_examples=30,
 )
 settings.register_profile(
     "search", settings.get_profile("steady"), derandomize=False, max_examples=1000, print_blob=True

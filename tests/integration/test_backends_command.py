@@ -118,17 +118,3 @@ def test_text_of_a_package_moves_no_cursor_and_begins_no_line(tmp_path: Path) ->
         r"tinted\x1b[31m  kvtier-loud",
     ):
         assert text in listed
-
-
-def test_a_name_of_two_packages_is_listed_twice(
-    third_party_site: Path, duplicate_site: Path
-) -> None:
-    listed = backends("mine", status=1, sites=(third_party_site, duplicate_site))["backends"]
-    assert [backend["distribution"] for backend in listed] == ["kvtier-mine", "kvtier-mine-too"]
-    assert all("uninstall one of them" in backend["fault"] for backend in listed)
-
-
-def test_a_name_that_is_not_installed_is_an_error() -> None:
-    done = run("fiel")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("kvtier: no backend 'fiel'; did you mean 'file'?")

@@ -103,12 +103,6 @@ def test_a_tier_out_of_reach_is_status_1_with_advice_everywhere(
     assert "\n  what to do: see that the store runs, that its address is right" in said
 
 
-@pytest.mark.parametrize("command", ["check", "replay"])
-def test_the_help_names_every_status(command: str) -> None:
-    text = " ".join(kvtier(command, "--help").stdout.split())
-    assert re.search("exit status is 0 .* 1 .* 2 .* 3 ", text)
-
-
 def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
     config = tmp_path / "kv.toml"
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -80,15 +80,12 @@ def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(chunks, "_BIG_BATCH", 32)
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_the_tier_that_the_others_are_made_from_is_well(check: Check) -> None:
-    assert outcome_of(check, ShelfTier) is None
-
-
 @pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
 def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
     own = CHECKS[tier.fails]
-    checks = [check for check in CHECKS.values() if check.name not in IN_A_PROCESS or check is own]
+    # A quarter of the other checks keeps the test short; each check meets every fourth tier.
+    others = list(CHECKS.values())[BROKEN_TIERS.index(tier) % 4 :: 4]
+    checks = [own, *(c for c in others if c.name not in IN_A_PROCESS and c is not own)]
     failed = {name: str(error) for name, error in outcomes_of(tier, checks).items()}
     assert list(failed) == [tier.fails], failed
     assert own.rule in failed[tier.fails]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from support.author import ROOT, run
 
 pytestmark = pytest.mark.reader
@@ -41,17 +37,6 @@ def plain(printed: str) -> list[str]:
     return [_BY_TIER.sub("", line) for line in lines if line]
 
 
-def needs(text: str) -> set[str]:
-    requirement = Requirement(text)
-    found = {canonicalize_name(requirement.name)}
-    for line in distribution(requirement.name).requires or ():
-        marker = Requirement(line).marker
-        extras = requirement.extras or {""}
-        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
-            found |= needs(line)
-    return found
-
-
 def told(text: str) -> list[str]:
     return re.findall(r"^(?:(?:## |\$ kvtier |NOT SO).*|[A-Z][^:\n]*\.)$", text, re.MULTILINE)
 
@@ -60,19 +45,6 @@ def test_the_afternoon_is_as_its_page_says() -> None:
     page = (ROOT / "docs" / "afternoon.md").read_text()
     printed = run([sys.executable, "examples/afternoon.py"], ROOT)
     assert told(page[page.index("\n## ") :]) == told(printed)
-
-
-def test_the_environment_holds_what_is_run_and_no_torch() -> None:
-    ran = run(["make", "--dry-run", "--always-make", "demo"], ROOT)
-    (arguments,) = re.findall(r"pip install((?:\\\n|[^\n])*)", ran)
-    installed = [
-        word for word in shlex.split(arguments.replace("\\\n", "")) if not word.startswith("-")
-    ]
-    assert installed == [".[cli]", "backends/file"]
-    packages = needs("kvtier-sdk[cli]") | needs("kvtier-file")
-    assert {"numpy", "pydantic-core", "rich"} <= packages
-    assert packages & {"torch", "numba", "pytest", "vllm"} == set()
-    assert "torch" in needs("kvtier-sdk[torch]")
 
 
 def test_the_last_sentence_says_what_the_second_report_says(tmp_path: Path) -> None:

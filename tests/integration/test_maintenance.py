@@ -9,7 +9,7 @@ from support.filled import CHUNK_BYTES, an_engine, contents, fill, keys_from
 from support.live import content
 from support.stores import Folder, Store
 
-from kvtier_sdk import Namespace, StoredNamespace, TierSpec, Verdict
+from kvtier_sdk import Namespace, StoredNamespace, TierSpec
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 
 OURS = Namespace({"model": "llama", "hash_seed": "00"})
@@ -28,36 +28,6 @@ def namespaces(store: Store) -> dict[object, StoredNamespace]:
     spec = TierSpec.from_url(store.url)
     with open_for_maintenance(spec, Namespace({"model": "of no engine"})) as tier:
         return {found.facts.get("hash_seed"): found for found in tier.namespaces()}
-
-
-def test_every_namespace_is_listed_with_its_facts(store: Store) -> None:
-    found = namespaces(store)
-    assert set(found) == {"00", "ff"}
-    ours = OURS.for_chunks(CHUNK_BYTES)
-    assert found["00"] == ours
-    assert found["00"].facts == ours.manifest
-    assert ours.differences(found["ff"].facts) == {"hash_seed": ("00", "ff")}
-
-
-def test_chunks_are_listed_examined_and_deleted(store: Store) -> None:
-    with open_for_maintenance(TierSpec.from_url(store.url), namespaces(store)["00"]) as tier:
-        entries = list(tier.entries())
-        assert {entry.key for entry in entries} == set(KEYS)
-        assert all(entry.used_s is not None for entry in entries)
-        assert tier.examine(KEYS[:3]) == [Verdict.OK] * 3
-        tier.delete(KEYS[:15])
-        found = [Verdict.NOT_FOUND] * 15 + [Verdict.OK] * 5
-        assert tier.lookup(KEYS) == found
-        assert tier.examine(KEYS) == found
-    assert store.chunks() == 10
-
-
-def test_a_damaged_chunk_is_found_and_left(store: Store) -> None:
-    store.damage()
-    with open_for_maintenance(TierSpec.from_url(store.url), namespaces(store)["00"]) as tier:
-        assert tier.examine(KEYS) == [Verdict.CORRUPT] * 20
-        assert tier.lookup(KEYS) == [Verdict.OK] * 20
-    assert store.chunks() == 25
 
 
 def test_a_limit_evicts_nothing(store: Store) -> None:
@@ -91,10 +61,3 @@ def test_chunks_whose_manifest_is_gone_can_be_listed_and_deleted(tmp_path: Path)
     with open_for_maintenance(TierSpec.from_url(store.url), found) as tier:
         tier.delete([entry.key for entry in tier.entries()])
     assert store.chunks() == 0
-
-
-def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    store = Folder(tmp_path / "nothing", CHUNK_BYTES)
-    with pytest.raises(Exception, match="there is no directory"):
-        namespaces(store)
-    assert not (tmp_path / "nothing").exists()

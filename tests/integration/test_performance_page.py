@@ -51,18 +51,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert "| 300 (200-350) |  | 400 |  |  | 1.00 (0.75-1.50) |" in said
 
 
-def test_a_missing_peer_is_an_empty_column_with_the_reason() -> None:
-    said = files_section({"kvtier": [100.0]}, {_VLLM: "vllm is not installed here"})
-    assert "| disk, store 2 MiB | 100 |  |" in said
-    assert "Not measured, vLLM's C extension: vllm is not installed here." in said
-
-
-def test_a_section_without_figures_says_why() -> None:
-    said = files_section({}, {"all": "no room on the disk"})
-    assert "Not measured yet: no room on the disk." in said
-    assert "performance/files-light.svg" not in said
-
-
 def test_a_plot_is_the_same_each_time(tmp_path: Path) -> None:
     files = [tmp_path / "first.svg", tmp_path / "second.svg"]
     figures = report.read_figures(report.DOCS)["files"]

@@ -51,18 +51,6 @@ def test_its_figures_are_those_of_the_report(played: tuple[Path, dict[str, Any]]
     assert sum(number(of) for column in waits for of in column.values()) == report["requests"]
 
 
-def test_columns_are_as_high_as_their_values(played: tuple[Path, dict[str, Any]]) -> None:
-    page, _ = played
-    _, _, drawing = drawings(page.read_text())
-    shown = sum(number(of) for column in tips(drawing) for of in column.values())
-    bars = [bar for bar in drawing.iter("rect") if bar.get("class") is None]
-    ticks = [path.get("d", "") for path in drawing.iter("path")]
-    highest = [float(re.findall(r" ([\d.]+)H", tick)[0]) for tick in ticks]
-    top = number([text.text for text in drawing.iter("text")][len(ticks) - 1] or "")
-    heights = sum(float(bar.get("height", "")) for bar in bars)
-    assert heights / (max(highest) - min(highest)) * top == pytest.approx(shown, rel=0.01)
-
-
 def drawings(page: str) -> list[ET.Element]:
     return [ET.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 

@@ -81,22 +81,6 @@ def recover(engine: Live, *keys: bytes) -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_a_password_that_is_in_the_file_in_time(
-    password: Password, runner: str, log: pytest.LogCaptureFixture
-) -> None:
-    with live([password.url(runner)], slots=16) as engine:
-        _, tier = engine.manager.stats
-        request = engine.begin("one")
-        engine.there_and_back(request, *KEYS[:16])
-        password.write(SECOND)
-        password.set(SECOND)
-        engine.there_and_back(request, *KEYS[16:48])
-        assert tier.stored_chunks == 48
-        assert not tier.failures
-    assert log.text.count(f"a new secret was read from {password.path}") == 1
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_a_password_that_is_in_the_file_late(
     password: Password, runner: str, log: pytest.LogCaptureFixture
 ) -> None:
@@ -109,8 +93,9 @@ def test_a_password_that_is_in_the_file_late(
     assert log.text.count(f"a new secret was read from {password.path}") == 1
 
 
-@pytest.mark.parametrize("given", ["in options", "in the file of AWS tools"])
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("given", "runner"), [("in options", "thread"), ("in the file of AWS tools", "process")]
+)
 def test_the_keys_of_a_bucket(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import pytest
 
 pytest.importorskip("zmq")
 
+from support.command import kvtier
 from support.keys import OURS, write_keys
 from support.router import Router
 
@@ -70,9 +69,7 @@ def store(manager: TieringManager) -> None:
 
 
 def remove_all(directory: Path) -> None:
-    program = "from kvtier_sdk.cli import main; main()"
-    command = ["tier", "rm", f"file://{directory}/kv", "--all", "--yes"]
-    subprocess.run([sys.executable, "-c", program, *command], check=True, capture_output=True)
+    assert kvtier("tier", "rm", f"file://{directory}/kv", "--all", "--yes").returncode == 0
 
 
 def await_blocks(router: Router, blocks: set[int]) -> None:

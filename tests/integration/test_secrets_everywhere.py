@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import kvtier
 from support.live import Live, live
 from support.redis_server import Server
 from support.runners import KEYS, RUNNERS
@@ -68,8 +68,7 @@ def log(tmp_path: Path) -> Iterator[Path]:
 
 
 def command(*arguments: object) -> str:
-    words = [sys.executable, "-m", "kvtier_sdk.cli", *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = kvtier(*map(str, arguments))
     return f"{done.stdout}{done.stderr}"
 
 

@@ -167,20 +167,6 @@ def test_a_pool_that_a_child_still_maps_is_not_swept(start: Start, shm_directory
     assert name not in names_in(shm_directory)
 
 
-def test_two_replicas_at_once_keep_apart(start: Start, shm_directory: Path) -> None:
-    first, first_workers = start_replica(start, shm_directory, 2, replica="one")
-    waiting = start()
-    waiting.run(join_line(shm_directory, 2, None, replica="three"))
-    second, second_workers = start_replica(start, shm_directory, 2, replica="two")
-    assert len(names_in(shm_directory)) == 1, "a pool that is waited for is not swept"
-    first_workers[0].run("fill(pool, 0)")
-    second_workers[0].run("fill(pool, 0)")
-    second_workers[1].run("fill(pool, 1)")
-    assert [first.run(f"wrong_rows(pool, {i})") for i in (0, 1)] == [0, SLOTS]
-    assert [second.run(f"wrong_rows(pool, {i})") for i in (0, 1)] == [0, 0]
-    assert waiting.run("pool.absent()") == ["worker 0", "worker 1"]
-
-
 @pytest.mark.parametrize(
     ("layout", "options", "message"),
     [

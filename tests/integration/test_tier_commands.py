@@ -128,13 +128,13 @@ def test_odd_manifests_end_no_command(store: Store, tmp_path: Path) -> None:
     assert shown.count("unverified manifest") == 1
 
 
-def test_rm_by_model_believes_only_a_manifest_that_fits_its_namespace(store: Store) -> None:
-    store.plant(of_ours(LLAMA), QWEN.for_chunks(CHUNK_BYTES).manifest_json().encode())
-    (removed,) = tier("rm", store.url, "--model", "qwen", "--yes")["removed"]
+def test_rm_by_model_believes_only_a_manifest_that_fits_its_namespace(folder: Store) -> None:
+    folder.plant(of_ours(LLAMA), QWEN.for_chunks(CHUNK_BYTES).manifest_json().encode())
+    (removed,) = tier("rm", folder.url, "--model", "qwen", "--yes")["removed"]
     assert removed["fingerprint"] == of_ours(QWEN)
-    assert chunks_by_namespace(store.url)[of_ours(LLAMA)] == 22
-    assert "unverified manifest" in kvtier("tier", "ls", store.url).stdout
-    found = tier("copy", store.url, "memory:", status=1)["namespaces"]
+    assert chunks_by_namespace(folder.url)[of_ours(LLAMA)] == 22
+    assert "unverified manifest" in kvtier("tier", "ls", folder.url).stdout
+    found = tier("copy", folder.url, "memory:", status=1)["namespaces"]
     assert {one["copied"]: bool(one["fault"]) for one in found} == {0: True, 5: False}
 
 
@@ -151,11 +151,11 @@ def test_a_manifest_of_another_type_ends_no_command(tmp_path: Path) -> None:
         store.kill()
 
 
-def test_what_is_in_a_store_is_shown_as_text(store: Store) -> None:
+def test_what_is_in_a_store_is_shown_as_text(folder: Store) -> None:
     said = "qwen [/red]{x}\x1b[2K\r\x9b\x07\u202e\udc80"
     facts = {**FACTS, "model": f"{said}\n0 chunks", f"hash_{said}": said, "hash_seed": "33" * 32}
     odd = Namespace(facts)
-    fill(store.url, odd, keys_from(0, 3))
+    fill(folder.url, odd, keys_from(0, 3))
     texts = []
     for words in (
         ["ls"],
@@ -166,7 +166,7 @@ def test_what_is_in_a_store_is_shown_as_text(store: Store) -> None:
         ["rm", "--yes", "--model", said[:4]],
     ):
         # FORCE_COLOR makes the command draw its progress bar.
-        done = kvtier("tier", words[0], store.url, *words[1:], FORCE_COLOR="1")
+        done = kvtier("tier", words[0], folder.url, *words[1:], FORCE_COLOR="1")
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)
     text = "".join(texts)
@@ -194,13 +194,13 @@ def test_rm_takes_nothing_for_granted(folder: Store, words: list[str], says: str
     assert folder.chunks() == 37
 
 
-def test_explain_finds_the_nearest_namespace_and_its_seed(store: Store) -> None:
-    explained = tier("explain", store.url, "--namespace", of_ours(RESEEDED))
+def test_explain_finds_the_nearest_namespace_and_its_seed(folder: Store) -> None:
+    explained = tier("explain", folder.url, "--namespace", of_ours(RESEEDED))
     (found,) = explained["tiers"]
     assert (found["is_there"], found["contents"]["chunks"]) == (True, 5)
     assert found["nearest"]["fingerprint"] == of_ours(LLAMA)
     assert found["differences"] == {"hash_seed": {"ours": "22" * 32, "theirs": "11" * 32}}
-    text = kvtier("tier", "explain", store.url, "--namespace", of_ours(RESEEDED)).stdout
+    text = kvtier("tier", "explain", folder.url, "--namespace", of_ours(RESEEDED)).stdout
     assert "give them one PYTHONHASHSEED" in text
 
 
@@ -227,13 +227,13 @@ def test_explain_follows_a_difference_to_its_value(folder: Store, tmp_path: Path
     assert set(found["differences"]) == {"groups[0].tokens_per_block"}
 
 
-def test_explain_tells_present_from_absent_and_damaged(store: Store) -> None:
+def test_explain_tells_present_from_absent_and_damaged(folder: Store) -> None:
     stored, absent = keys_from(19, 2)
     words = ["--namespace", of_ours(LLAMA), "--key", stored.hex(), "--key", absent.hex()]
-    assert tier("explain", store.url, *words)["tiers"][0]["states"] == [["present", "absent"]]
-    store.damage()
-    assert tier("explain", store.url, *words)["tiers"][0]["states"] == [["damaged", "absent"]]
-    assert store.chunks() == 37
+    assert tier("explain", folder.url, *words)["tiers"][0]["states"] == [["present", "absent"]]
+    folder.damage()
+    assert tier("explain", folder.url, *words)["tiers"][0]["states"] == [["damaged", "absent"]]
+    assert folder.chunks() == 37
 
 
 def test_explain_computes_a_prompts_keys(folder: Store, tmp_path: Path) -> None:

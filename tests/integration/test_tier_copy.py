@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ from kvtier_sdk.cli.tier.verify import Pace, verify_command
 from kvtier_sdk.options.units import format_bytes
 
 NAMESPACE = Namespace({"model": "llama", "hash_seed": "00"})
-CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "600"))
+CHUNKS = int(os.environ.get("KVTIER_COPY_CHUNKS", "300"))
 _PATIENCE_S = 120.0
 
 
@@ -96,27 +95,25 @@ def test_every_store_is_verified(stores: list[Store]) -> None:
         assert store.chunks() == 0
 
 
-def copy_killed_twice(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
-    """Kill the copy at one third and at two thirds, then return the result of a complete run."""
+def killed_and_completed(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
+    """Kill a copy half-way, then return the result of a complete run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
-    for part in (1, 2):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         end_s = time.monotonic() + _PATIENCE_S
-        while dst.chunks() < part * chunks // 3 and process.poll() is None:
+        while dst.chunks() < chunks // 2 and process.poll() is None:
             assert time.monotonic() < end_s
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert dst.chunks() > 0
+        process.kill()
+    assert dst.chunks() > 0
     (found,) = tier("copy", "--read-back", src.url, dst.url)["namespaces"]
     return found
 
 
-def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(stores: list[Store]) -> None:
+def test_chunks_go_round_all_stores_although_each_copy_is_killed(stores: list[Store]) -> None:
     keys = keys_from(0, CHUNKS)
     fill(stores[0].url, NAMESPACE, keys)
     for src, dst in pairwise(stores):
-        found = copy_killed_twice(src, dst, CHUNKS)
+        found = killed_and_completed(src, dst, CHUNKS)
         assert found["copied"] + found["there"] == CHUNKS
         assert {found[name] for name in ("gone", "damaged", "evicted", "missing")} == {0}
         assert dst.chunks() == CHUNKS
@@ -124,14 +121,6 @@ def test_chunks_go_round_all_stores_although_each_copy_is_killed_twice(stores: l
     assert back == [content(key, CHUNK_BYTES) for key in keys]
     (again,) = tier("copy", stores[2].url, stores[-1].url)["namespaces"]
     assert (again["copied"], again["there"]) == (0, CHUNKS)
-
-
-def test_a_damaged_chunk_is_left_out(folder: Folder, tmp_path: Path) -> None:
-    fill(folder.url, NAMESPACE, keys_from(0, 20))
-    damage(sorted(tmp_path.rglob("*.kv"))[:5])
-    (found,) = tier("copy", folder.url, f"file://{tmp_path}/to", status=1)["namespaces"]
-    assert (found["copied"], found["damaged"]) == (15, 5)
-    assert folder.chunks() == 20
 
 
 def test_a_destination_that_is_too_small_is_told(

@@ -134,7 +134,9 @@ def a_late_answer_goes_to_a_later_lookup(
     original(self, pending, bit, verdicts)
 
 
-@bug("a load rests on an answer", "a load that failed is not tried again on the same answer")
+@bug(
+    "a load rests on an answer", "a load that failed is not tried again on the same answer", seed=15
+)
 @around(LookupTable, "answered")
 def verdicts_are_matched_off_by_one(
     original: Any, self: Any, pending: PendingLookup, bit: int, verdicts: Any
@@ -142,7 +144,7 @@ def verdicts_are_matched_off_by_one(
     original(self, pending, bit, [*verdicts[1:], verdicts[0]])
 
 
-@bug("a load rests on an answer", seed=255)
+@bug("a load rests on an answer", seed=55)
 def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LookupTable, "forget", lambda self: None)
     patch.setattr(RequestState, "forget_answers", lambda self: None)
@@ -191,13 +193,15 @@ def a_deadline_is_not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TierLoop, "_expire", lambda self, run: None)
 
 
-@bug("a readable slot holds its chunk", "only what was stored under a key reaches the device")
+@bug(
+    "a readable slot holds its chunk", "only what was stored under a key reaches the device", seed=6
+)
 @around(Promotions, "concluded")
 def a_failed_load_is_a_hit(original: Any, self: Any, job: Any, verdicts: Any) -> Any:
     return original(self, job, [Verdict.OK] * len(verdicts))
 
 
-@bug("what is reported as loaded is there", seed=41)
+@bug("what is reported as loaded is there", seed=21)
 def a_damaged_chunk_is_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChunkHeader, "check", lambda *arguments: None)
 
@@ -227,7 +231,7 @@ def slots_are_handed_over_in_another_order(
     return original(self, keys, slots[::-1], request)
 
 
-@bug("an answer is true", "a slot has one owner")
+@bug("an answer is true", "a slot has one owner", seed=4)
 @around(TieringManager, "lookup")
 def a_second_request_begins_a_second_load(
     original: Any, self: Any, key: bytes, request: Any
@@ -242,7 +246,9 @@ def a_second_request_begins_a_second_load(
     return answer
 
 
-@bug("a load that failed is not tried again on the same answer", "a load rests on an answer")
+@bug(
+    "a load that failed is not tried again on the same answer", "a load rests on an answer", seed=32
+)
 def a_failed_load_is_tried_for_ever(patch: pytest.MonkeyPatch) -> None:
     def fail(original: Any, self: Any, slot: Slot) -> None:
         assert slot.promotion is not None
@@ -321,7 +327,7 @@ def who_joins_a_load_may_ask_all_tiers(
     original(self, slot, state)
 
 
-@bug("what a tier is not offered it has")
+@bug("what a tier is not offered it has", seed=5)
 @around(Cascade, "settled")
 def a_failed_store_counts_as_sent(
     original: Any, self: Any, bit: int, job: Any, verdicts: Any
@@ -466,7 +472,7 @@ def a_prefetch_ignores_the_budget(original: Any, self: Any, prefetch: Any, keys:
     return kept
 
 
-@bug("a tenant gets its share")
+@bug("a tenant gets its share", seed=13)
 def a_tenant_keeps_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "_make_room", lambda self, own, keys: self.budget - len(self.held))
 
@@ -498,7 +504,12 @@ def promotions_ignore_leases(original: Any, self: Any, *arguments: Any) -> Any:
     return started
 
 
-@bug("a lease lasts until its end", "no lease outlives its end", "leased chunks are in the pool")
+@bug(
+    "a lease lasts until its end",
+    "no lease outlives its end",
+    "leased chunks are in the pool",
+    seed=25,
+)
 @around(TieringManager, "reset_cache")
 def a_reset_keeps_leases(original: Any, self: Any, scope: Any) -> None:
     leases, self._primary.leases = self._primary.leases, Leases(0)
@@ -507,7 +518,7 @@ def a_reset_keeps_leases(original: Any, self: Any, scope: Any) -> None:
     self._primary.leases = self._hints._leases = leases
 
 
-@bug("a prefetch waits for loads")
+@bug("a prefetch waits for loads", seed=10)
 def a_prefetch_starts_beside_a_load(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Prefetcher, "_is_loading", lambda self: False)
 

@@ -57,17 +57,15 @@ def test_no_rule_is_broken_and_everything_is_met() -> None:
 
 def test_a_seed_decides_everything() -> None:
     again = soak(0, 8, processes=1)
-    assert again.digest == soak(0, 8, processes=2).digest
-    script = "from support.simulation import soak; print(soak(0, 8).digest)"
-    for hash_seed in ("1", "2"):
-        output = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        assert int(output.stdout) == again.digest, "not even the hashes of the process matter"
+    script = "from support.simulation import soak; print(soak(0, 8, processes=2).digest)"
+    output = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert int(output.stdout) == again.digest, "not even the hashes of the process matter"
 
 
 @pure_core_only
@@ -86,13 +84,3 @@ def test_a_breach_says_how_to_see_it_again(
     assert f"--seed {breach.seed} --trace" in told
     assert "touch" in told, "the last actions"
     assert main(["--first", str(breach.seed), "--seeds", "1"]) == 1
-
-
-def test_the_command_shows_what_was_met(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "3", "--trace"]) == 0
-    shown = capsys.readouterr().out
-    assert "1 seeds" in shown
-    assert "lookup_prefix" in shown
-    with pytest.raises(SystemExit):
-        main(["--seeds", "0"])
-    assert "0 is not at least 1" in capsys.readouterr().err

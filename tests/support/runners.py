@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import itertools
-import logging
 import os
 import socket
 import threading
@@ -241,9 +240,6 @@ class MisbehavingTier(MemoryTier):
 
     def _let_go_of_text(self) -> None:
         self.context.report_removed(["a key"])  # type: ignore[list-item]
-
-    def _log_badly(self) -> None:
-        logging.getLogger("somebody").warning("%s of %s", "one")
 
     def _print_raw(self) -> None:
         """Write to the standard streams without Python, as a C library does."""

@@ -80,16 +80,6 @@ class OneVerdict(Right):
         return None
 
 
-class NarrowBatch(Right):
-    async def load(self, batch: list[Transfer]) -> Sequence[TierError | None]:  # E: override
-        return []
-
-
-class BooleanVerdicts(Right):
-    async def load(self, batch: Sequence[Transfer]) -> list[bool]:  # E: override
-        return []
-
-
 class ListedScan(Right):
     async def scan(self) -> list[Entry]:  # E: override
         return []
@@ -98,10 +88,6 @@ class ListedScan(Right):
 class TextKeys(RightChunks):
     async def contains_chunk(self, key: str) -> bool:  # E: override
         return False
-
-
-class TextVersion(RightChunks):
-    contract_version = "1"  # E: assignment
 
 
 class DictConfig(RightChunks):

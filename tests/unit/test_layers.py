@@ -265,14 +265,9 @@ def test_backends_and_engines_import_public_names_only(
     assert found == []
 
 
-def test_every_package_is_seen() -> None:
-    names = {package.name for package, _ in PACKAGES}
-    assert {"kvtier_file", "kvtier_lmcache", "kvtier_sglang", "kvtier_vllm"} <= names
-
-
-def test_every_module_is_seen() -> None:
-    names = [name for name, _ in SDK_MODULES]
-    assert {"kvtier_sdk", "kvtier_sdk.aio.clock", "kvtier_sdk.policies.lru"} <= set(names)
+def test_every_package_and_module_is_seen() -> None:
+    names = {package.name for package, _ in PACKAGES} | {name for name, _ in SDK_MODULES}
+    assert {"kvtier_file", "kvtier_vllm", "kvtier_sdk", "kvtier_sdk.policies.lru"} <= names
 
 
 @pytest.mark.parametrize(
@@ -280,23 +275,17 @@ def test_every_module_is_seen() -> None:
     [
         ("kvtier_sdk.types", "from kvtier_sdk.aio.clock import Clock"),
         ("kvtier_sdk.types", "import kvtier_sdk.aio.clock"),
-        ("kvtier_sdk.namespace", "from kvtier_sdk import contract"),
         ("kvtier_sdk.namespace", "from . import contract"),
         ("kvtier_sdk.namespace", "from .contract import TierContext"),
         ("kvtier_sdk.runner.loop", "from ..tiering import TieringManager"),
-        ("kvtier_sdk.tiering.manager", "from kvtier_sdk import TierSpec"),
         ("kvtier_sdk.pool.layout", "def f():\n    from kvtier_sdk.runner import x"),
         ("kvtier_sdk.pool.layout", "if TYPE_CHECKING:\n    from kvtier_sdk.runner import x"),
         ("kvtier_sdk.pool.layout", "importlib.import_module('kvtier_sdk.runner')"),
-        ("kvtier_sdk.engine.tools", "from kvtier_sdk.cli import app"),
         ("kvtier_sdk", "from kvtier_sdk.engine import TierClient"),
     ],
 )
 def test_an_upward_import_is_caught(module: str, source: str) -> None:
     assert any("upward" in breach for breach in import_breaches(source, module))
-
-
-_OF_TESTS = "from kvtier_sdk.testing import VirtualClock"
 
 
 @pytest.mark.parametrize(
@@ -305,15 +294,10 @@ _OF_TESTS = "from kvtier_sdk.testing import VirtualClock"
         ("kvtier_sdk.helpers", "", "does not know"),
         ("kvtier_sdk.cli", "import kvtier_sdk.helpers", "does not know"),
         ("kvtier_sdk.tiering.manager", "import torch", "only"),
-        ("kvtier_sdk.engine.model_tier", "import torch.cuda", "only"),
         ("kvtier_sdk.worker.copier", "from vllm.config import VllmConfig", "only"),
-        ("kvtier_sdk.engine.tools", "import vllm", "only"),
         ("kvtier_sdk.engine.tools", "def f():\n    from rich.table import Table", "only"),
-        ("kvtier_sdk.testing.kit", "import typer", "only"),
         ("kvtier_sdk.metrics", "if TYPE_CHECKING:\n    import torch", "only"),
-        ("kvtier_sdk.cli.main", _OF_TESTS, "for tests"),
-        ("kvtier_sdk.engine", _OF_TESTS, "for tests"),
-        ("kvtier_sdk.types", _OF_TESTS, "for tests"),
+        ("kvtier_sdk.cli.main", "from kvtier_sdk.testing import VirtualClock", "for tests"),
         ("kvtier_sdk.tiering.x", "from kvtier_sdk.worker import x", "meet"),
         ("kvtier_sdk.worker.x", "from kvtier_sdk.tiering import x", "meet"),
     ],
@@ -326,13 +310,10 @@ def test_an_import_that_a_layer_may_not_make_is_caught(module: str, source: str,
     ("module", "source"),
     [
         ("kvtier_sdk.contract", "from kvtier_sdk.types import Transfer"),
-        ("kvtier_sdk.config.tier_spec", "from kvtier_sdk.registry import load_backend"),
         ("kvtier_sdk.runner.thread", "from .base import Runner"),
         ("kvtier_sdk.engine", "from kvtier_sdk.tiering import TieringManager"),
-        ("kvtier_sdk.engine", "from kvtier_sdk.worker import OffloadWorker"),
         ("kvtier_sdk.worker.copier", "import torch"),
         ("kvtier_sdk.cli.main", "import typer\nfrom kvtier_sdk import __version__"),
-        ("kvtier_sdk.testing.kit", "from kvtier_sdk.engine import TierClient"),
         ("kvtier_sdk.testing.kit", "from kvtier_sdk.testing import VirtualClock"),
         ("kvtier_sdk.aio.clock", "import rich_text_of_somebody_else"),
     ],
@@ -351,19 +332,14 @@ def test_a_package_resolves_relative_imports_from_itself() -> None:
     "source",
     [
         "import time\ntime.time()",
-        "import time\ntime.monotonic_ns()",
         "import time as t\nt.perf_counter()",
         "import time\nnow = time.monotonic",
         "from time import sleep",
         "import asyncio\nasync def f():\n    await asyncio.sleep(1)",
         "from asyncio import wait_for as w",
-        "import asyncio\nasyncio.timeout(1)",
-        "import asyncio\nasyncio.ensure_future(x)",
-        "loop.create_task(x)",
         "asyncio.get_running_loop().call_later(1, f)",
         "self._loop.call_at(1, f)",
         "async with asyncio.TaskGroup() as group:\n    group.create_task(x)",
-        "import threading\nthreading.Timer(1, f)",
         "from threading import Timer",
     ],
 )
@@ -388,14 +364,10 @@ def test_replay_may_observe_but_not_wait() -> None:
 
 PRIVATE = [
     "import kvtier_sdk",
-    "import kvtier_sdk.errors as e",
     "from kvtier_sdk.errors import TierError",
     "from kvtier_sdk import errors",
     "from kvtier_sdk import _hidden",
     "def f():\n    from kvtier_sdk.testing import VirtualClock",
-    "if TYPE_CHECKING:\n    from kvtier_sdk.tiering import TieringManager",
-    "importlib.import_module('kvtier_sdk.runner')",
-    "from kvtier_sdk.worker import OffloadWorker",
     "from kvtier_redis import RedisTier",
     "import vllm",
 ]

@@ -155,11 +155,12 @@ def bench(make_bench: Callable[[], Workbench]) -> Workbench:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
+def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     at = tmp_path / "mounted"
     at.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", bytes(at), b"tmpfs", 0, b"size=2m,mode=700") != 0:
+    options = f"{getattr(request, 'param', 'size=2m')},mode=700".encode()
+    if libc.mount(b"tmpfs", bytes(at), b"tmpfs", 0, options) != 0:
         pytest.skip(f"cannot mount: {os.strerror(ctypes.get_errno())}")
     yield at
     subprocess.run(["umount", "-l", at], check=True)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvtier_file.budget import Budget
-from kvtier_file.chunks import SAME_USE_NS, USE_NS, ChunkId, next_use_ns
+from kvtier_file.chunks import SAME_USE_NS, ChunkId, next_use_ns
 from kvtier_file.recency import staleness_ns
 from kvtier_sdk import TierCapacityError
 
@@ -135,27 +135,6 @@ def victims(budget: Budget, need_bytes: int, headroom_bytes: int | None = None) 
     return budget.victims(
         need_bytes, 0, headroom_bytes, pinned=(), open_namespaces=(), last_used_ns=lambda _: None
     )
-
-
-def test_a_chunk_that_was_used_often_outlasts_one_that_was_used_once() -> None:
-    budget = Budget(2)
-    often, once = ChunkId("a", b"often"), ChunkId("a", b"once")
-    used_ns = USE_NS
-    for _ in range(3):
-        used_ns = next_use_ns(used_ns, used_ns + SAME_USE_NS)
-    budget.add(*often, 1, used_ns)
-    budget.add(*once, 1, (used_ns + SAME_USE_NS) // USE_NS * USE_NS)
-    # After four uses a chunk stays twice as long as after one use.
-    budget.latest_ns = used_ns + SAME_USE_NS * 3 // 2
-    assert victims(budget, 1) == [often]
-    budget.latest_ns = used_ns + SAME_USE_NS * 5 // 2
-    assert victims(budget, 1) == [once]
-
-
-def test_an_unlimited_budget_never_evicts() -> None:
-    budget = Budget(None)
-    budget.add("a", b"1", 10**15, 1)
-    assert victims(budget, 10**15) == []
 
 
 def test_a_refusal_names_the_limit() -> None:

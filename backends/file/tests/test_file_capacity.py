@@ -73,15 +73,6 @@ async def test_a_chunk_that_was_used_often_is_evicted_later(bench, restart):
     assert bench.removed[3:] == [KEYS[4]]
 
 
-async def test_uses_in_the_same_second_are_one(bench):
-    tier = await bench.open()
-    await bench.put(tier, KEYS[0])
-    for _ in range(20):
-        assert await bench.loads(tier, KEYS[0])
-        await tier.touch([KEYS[0]])
-    assert earlier_uses(bench.file(KEYS[0]).stat().st_mtime_ns) == 0
-
-
 async def test_the_start_of_many_prompts_has_as_many_uses_as_their_ends(bench):
     tier = await bench.open()
     start, end = KEYS[:2]

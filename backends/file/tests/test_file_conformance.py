@@ -42,6 +42,8 @@ class TestFileTier(TierConformance):
 
 
 class TestSealedFileTier(TestFileTier):
+    sequences = 3
+
     @pytest.fixture
     def tier(self, tmp_path):
         self.root = tmp_path / "kv"

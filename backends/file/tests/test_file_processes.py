@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 #: Lets the test's processes import the helpers in ``tests``.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parents[2] / "tests")}
 KEYS = [index.to_bytes(20, "big") for index in range(40)]
-WORK = {"keys": 40, "batches": 300, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
+WORK = {"keys": 40, "batches": 150, "capacity_chunks": 16, "chunk_bytes": 7 * 4096}
 
 
 @contextmanager

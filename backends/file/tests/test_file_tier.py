@@ -92,18 +92,6 @@ async def test_chunks_of_any_number_of_pages(bench, in_both_forms, direct_io):
         tier = await bench.open(direct_io=direct_io)
 
 
-async def test_a_chunk_is_replaced_by_a_shorter_and_a_longer_one(bench, in_both_forms):
-    tier = await bench.open()
-    for seed, count in enumerate((3, 1, 2, 25)):
-        stored = bench.pages(KEYS[0], count, seed, replace=True)
-        assert await tier.store([stored]) == [None]
-        target = bench.empty(KEYS[0])
-        assert await tier.load([target]) == [None]
-        assert (target.header, target.arrived) == stored.buffers
-        assert await tier.usage() == Usage(1, stored.object_bytes, None, ANY)
-        assert bench.stored_bytes() == stored.object_bytes
-
-
 async def test_a_file_cut_or_extended_by_whole_pages_does_not_match_its_header(
     bench, in_both_forms
 ):
@@ -290,6 +278,18 @@ async def test_a_store_that_is_refused_room_makes_it(crowded, options):
     tier = await crowded.open(**options)
     assert await crowded.put(tier, KEYS[5]) == [None]
     assert await crowded.loads(tier, KEYS[5])
+
+
+@pytest.mark.parametrize("mounted", ["size=4m,nr_inodes=250"], indirect=True)
+async def test_where_inodes_run_out_old_chunks_make_room(small):
+    """Its byte counters still show free space."""
+    small.chunk_bytes = 1
+    tier = await small.open(min_free=0)
+    keys = [index.to_bytes(20, "big") for index in range(200)]
+    for start in range(0, 200, 10):
+        assert await small.put(tier, *keys[start : start + 10]) == [None] * 10
+    assert small.removed
+    assert await small.loads(tier, *keys[-5:])
 
 
 async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded):

@@ -102,7 +102,7 @@ records = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     generation=numbers,
     ledger_bytes=numbers | small,

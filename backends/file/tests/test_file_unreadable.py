@@ -78,15 +78,3 @@ async def test_a_file_that_cannot_be_replaced_fails_alone_and_leaves_nothing(ben
     assert bench.temporaries() == []
     assert await tier.usage() == Usage(2, 2 * bench.object_bytes, None, ANY)
     assert await bench.loads(tier, KEYS[0])
-
-
-async def test_a_chunk_is_replaced_on_demand_only(bench):
-    tier = await bench.open()
-    await bench.put(tier, KEYS[0])
-    for wanted, held in ((False, 0), (True, 1)):
-        stored = bench.full(KEYS[0], 1, replace=wanted)
-        assert await tier.store([stored]) == [None]
-        target = bench.empty(KEYS[0])
-        assert await tier.load([target]) == [None]
-        assert bench.holds(target, held)
-    assert await tier.usage() == Usage(1, bench.object_bytes, None, ANY)

@@ -6,7 +6,6 @@ import asyncio
 
 import obstore
 import pytest
-from support.lengths import check_lengths
 from support.papers import make_papers
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 from support.workbench import Workbench
@@ -14,7 +13,6 @@ from support.workbench import Workbench
 from kvtier_sdk import (
     ChunkNotFoundError,
     ConfigError,
-    CorruptChunkError,
     TierAuthError,
     TierCapacityError,
     TierError,
@@ -166,20 +164,6 @@ async def test_chunks_over_tls(bench, tmp_path):
             await bench.open(url_of(server.endpoint.replace("https:", "http:")))
         tier = await bench.open(url_of(server.endpoint, tls_verify="false"))
         assert await tier.lookup(KEYS[:2], bench.request) == [True, False]
-
-
-async def test_objects_of_any_length(bench, s3):
-    bench.facts = {"model": "any length"}
-    await check_lengths(bench, await bench.open(url_of(s3.endpoint)), KEYS[0])
-
-
-async def test_a_longer_object_is_not_transferred(bench, s3):
-    tier = await bench.open(url_of(s3.endpoint))
-    await tier.store([bench.full(KEYS[1])])
-    bench.chunk_bytes -= 1
-    other = await bench.open(url_of(s3.endpoint))
-    (error,) = await other.load([bench.empty(KEYS[1])])
-    assert isinstance(error, CorruptChunkError)
 
 
 async def test_a_changed_secret_is_used_by_the_next_call(bench, s3, tmp_path):

@@ -65,16 +65,6 @@ async def test_wrong_credentials(bench, guarded, user, password, says):
     assert "secret" not in str(caught.value)
 
 
-async def test_wrong_credentials_on_a_unix_socket(bench, make_server, tmp_path):
-    socket = tmp_path / "redis.sock"
-    make_server("--save", "", "--unixsocket", str(socket), "--requirepass", "secret").start(
-        socket.exists
-    )
-    with pytest.raises(TierAuthError, match="invalid username-password pair") as caught:
-        await bench.open(f"redis+unix://{socket}?username=default&password=wrong")
-    assert not caught.value.retryable
-
-
 async def test_without_info_keys_are_counted(bench, guarded):
     guarded.ask("ACL", "SETUSER", "kv", "-info")
     tier = await bench.open(with_user(guarded))

@@ -1,4 +1,3 @@
-import contextlib
 from collections import deque
 
 import pytest
@@ -8,7 +7,7 @@ from support.guarded import GuardedBuffers
 from support.peer import converse
 
 from kvtier_redis.resp import Exchange, Kind, Reply, command, run_some, set_command
-from kvtier_sdk import TierError, TierUnavailableError
+from kvtier_sdk import TierUnavailableError
 
 LENGTHS = (3, 40)
 VALUE = bytes(range(43))
@@ -69,12 +68,6 @@ def test_a_value_that_is_too_long_ends_the_connection(length, pieces):
     assert outcomes == [Reply(Kind.VALUE, str(length))]
     # The next request would read the rest of the value as its reply.
     assert not is_usable
-
-
-@given(st.binary(max_size=60) | st.sampled_from([b"$43\r\n", b"$043\r\n"]), st.binary(), PIECES)
-def test_nothing_is_overrun(head, rest, pieces):
-    with contextlib.suppress(TierError):
-        replies(head + rest, pieces, slots=1)
 
 
 @pytest.mark.parametrize(

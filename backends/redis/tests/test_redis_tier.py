@@ -34,17 +34,6 @@ async def test_a_value_of_another_type_is_corrupt(bench, server):
     assert await bench.has(tier, KEYS[0]) == [False]
 
 
-async def test_a_value_without_a_payload_or_longer_than_a_slot_is_corrupt(bench, server):
-    tier = await bench.open(server.url)
-    await bench.put(tier, KEYS[1])
-    for length in (0, bench.header_bytes, bench.object_bytes + 1):
-        server.ask("SET", bench.name(KEYS[0]), bytes(length))
-        (verdict,) = await tier.load([bench.empty(KEYS[0])])
-        assert isinstance(verdict, CorruptChunkError)
-        assert f"{length} bytes stored" in str(verdict)
-        assert await bench.loads(tier, KEYS[1])
-
-
 async def test_a_server_that_was_emptied_gets_the_manifest_with_the_next_chunks(bench, server):
     tier = await bench.open(server.url)
     await bench.put(tier, KEYS[0])

@@ -125,21 +125,6 @@ async def test_a_connection_is_made_when_the_server_has_replied():
         await Connector(config, SystemClock()).connect(silent.getsockname())
 
 
-async def test_a_server_of_another_protocol():
-    async def talk(reader, writer):
-        await reader.read(100)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        with contextlib.suppress(OSError):
-            await reader.read()
-
-    async with connection_to(talk) as connection:
-        with pytest.raises(TierUnavailableError, match="the server sent an invalid reply"):
-            await call(connection, b"PING")
-        assert not connection.is_usable
-        with pytest.raises(TierUnavailableError, match="the server sent an invalid reply"):
-            await call(connection, b"PING")
-
-
 async def test_a_server_that_replies_before_it_has_the_whole_request():
     async def talk(reader, writer):
         await reader.read(100)

@@ -50,7 +50,7 @@ def start_tls(make_server, papers):
     return start
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 100_000, 2**22 + 1])
+@pytest.mark.parametrize("chunk_bytes", [1, 2**22 + 1])
 async def test_tls_with_a_private_ca(bench, start_tls, papers, chunk_bytes):
     server = start_tls()
     bench.chunk_bytes = chunk_bytes
@@ -351,21 +351,6 @@ def keys_at(server, bench):
     return [key for key in KEYS if server.ask("CLUSTER", "COUNTKEYSINSLOT", slots[key])]
 
 
-async def test_a_cluster_of_three(bench, start_cluster):
-    servers = start_cluster(3)
-    tier = await bench.open(f"{servers[0].url}?cluster=yes")
-    assert await bench.put(tier, *KEYS) == [None] * 120
-    assert await bench.loads(tier, *KEYS)
-    assert await bench.has(tier, *KEYS, b"no") == [True] * 120 + [False]
-    assert sorted([entry.key async for entry in tier.scan()]) == KEYS
-    # The keys are spread over all nodes.
-    assert all(server.ask("DBSIZE") > 20 for server in servers)
-    assert (await tier.usage()).chunks == 121
-    await tier.touch(KEYS)
-    await tier.delete(KEYS[:60])
-    assert await bench.has(tier, *KEYS) == [False] * 60 + [True] * 60
-
-
 async def test_an_acl_user_of_a_cluster_with_what_the_readme_names(bench, start_cluster, rights):
     servers = start_cluster(3)
     commands = [*rights.everywhere, *rights.cluster]
@@ -378,8 +363,10 @@ async def test_an_acl_user_of_a_cluster_with_what_the_readme_names(bench, start_
     assert await bench.has(tier, *KEYS) == [True] * 120
     await tier.touch(KEYS)
     assert sorted([entry.key async for entry in tier.scan()]) == KEYS
+    assert all(server.ask("DBSIZE") > 40 for server in servers), "the keys are spread"
     assert (await tier.usage()).chunks == 241  # 120 chunks, 120 marks and the manifest
-    await tier.delete(KEYS)
+    await tier.delete(KEYS[:60])
+    assert await bench.has(tier, *KEYS) == [False] * 60 + [True] * 60
     forever = await bench.open(url)
     await forever.touch(KEYS)
 

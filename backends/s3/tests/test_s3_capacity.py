@@ -5,7 +5,6 @@ import sys
 import time
 
 import pytest
-from support.lengths import shorter
 
 from kvtier_sdk import ConfigError
 
@@ -72,7 +71,8 @@ async def test_the_oldest_are_deleted_until_the_rest_fits(bench, filled):
 
 
 async def test_a_short_object_counts_its_own_length(bench, filled):
-    short = shorter(bench.full(KEYS[6]), 1_000)
+    whole = bench.full(KEYS[6])
+    short = whole.compressed(whole.payload[:1_000])
     await filled.store([short])
     capacity = 5 * bench.object_bytes + short.object_bytes
     await bench.open(bench.url, capacity=capacity, sweep_interval=OFTEN)

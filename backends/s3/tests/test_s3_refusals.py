@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 from support.guarded import GuardedBuffers
 
@@ -158,19 +156,6 @@ async def test_what_passes_is_worth_another_try(bench, scripted, make_reply, sta
         assert f"the server answered {status}" in str(verdict)
 
 
-async def test_slow_down_beyond_the_chunks(bench, scripted, make_reply):
-    tier = await bench.open(scripted.url())
-    slow = make_reply(503, says("SlowDown", "Reduce your request rate."))
-    for answer, use in (
-        (slow, lambda: tier.delete(KEYS)),
-        (slow, lambda: anext(tier.scan())),
-        (make_reply(503), lambda: bench.has(tier, KEYS[0])),  # a response to HEAD has no body
-    ):
-        scripted.answers = [answer]
-        with pytest.raises(TierUnavailableError, match="the server answered 503 S"):
-            await use()
-
-
 async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_reply):
     tier = await bench.open(scripted.url(), connections=1)
     scripted.answers = [make_reply(412, says("PreconditionFailed"))]
@@ -260,14 +245,6 @@ async def test_a_body_of_unsaid_length_is_no_damage(bench, scripted, chunk_bytes
     assert type(verdict) is TierError
     assert "does not say how long an object is" in str(verdict)
     assert await bench.put(tier, KEYS[0]) == [None]
-
-
-async def test_a_connection_that_idled_too_long_is_replaced(bench, scripted, make_reply):
-    tier = await bench.open(scripted.url(), connections=1)
-    scripted.answers = [make_reply(200), None]  # answers, then closes the connection
-    assert await bench.put(tier, KEYS[0]) == [None]
-    await asyncio.sleep(0.05)
-    assert await bench.put(tier, KEYS[1]) == [None]
 
 
 async def test_objects_that_cannot_be_deleted(bench, scripted, make_reply):

@@ -1,7 +1,6 @@
 import time
 
 import pytest
-from support.lengths import check_lengths
 
 from kvtier_sdk import StoredNamespace
 
@@ -23,10 +22,6 @@ async def test_keys_and_prefixes_of_any_kind(bench, inner):
     assert await bench.stored(bench.name(ODD_KEYS[1])) == bench.content(ODD_KEYS[1])
     await tier.delete(ODD_KEYS)
     assert await bench.has(tier, *ODD_KEYS) == [False] * len(ODD_KEYS)
-
-
-async def test_objects_of_any_length(bench):
-    await check_lengths(bench, await bench.open(bench.url, connections=1), KEYS[0])
 
 
 async def test_prefixes_are_apart(bench):

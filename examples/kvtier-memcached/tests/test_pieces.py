@@ -23,7 +23,6 @@ class Values:
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
-        self.is_down = False
         self.puts_left: int | None = None
 
     async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
@@ -54,8 +53,6 @@ class Values:
 
     async def _reach(self, name: str) -> bytes | None:
         await asyncio.sleep(0)
-        if self.is_down:
-            raise TierUnavailableError("down")
         return self.kept.get(name)
 
 
@@ -92,29 +89,6 @@ async def test_an_object_of_any_length_comes_back(pieces, values, payload_bytes)
     assert not values.kept
 
 
-async def test_an_absent_object_is_missing(pieces):
-    assert not await pieces.contains("a")
-    with pytest.raises(ChunkNotFoundError):
-        await loaded(pieces)
-    await pieces.remove("a")
-
-
-async def test_any_lost_piece_is_a_miss_and_a_store_heals_it(pieces, values):
-    await pieces.store("a", an_object(1))
-    names = list(values.kept)
-    assert len(names) == 6
-    for name in names:
-        lost = values.kept.pop(name)
-        assert not await pieces.contains("a")
-        with pytest.raises(ChunkNotFoundError):
-            await loaded(pieces)
-        values.kept[name] = lost
-    del values.kept[names[2]]
-    await pieces.store("a", an_object(2))
-    assert await loaded(pieces) == b"".join(an_object(2))
-    assert len(values.kept) == 6, "the pieces of the first version are gone"
-
-
 async def test_the_first_object_stays_unless_it_is_to_be_replaced(pieces, values):
     await pieces.store("a", an_object(1))
     await pieces.store("a", an_object(2))
@@ -134,41 +108,6 @@ async def test_a_store_that_fails_midway_changes_nothing(pieces, values, puts):
     assert await loaded(pieces) == b"".join(an_object(1))
 
 
-async def test_of_stores_at_once_one_whole_object_stays(pieces):
-    for _ in range(20):
-        stores = [pieces.store("a", an_object(seed), replace=True) for seed in range(5)]
-        await asyncio.gather(*stores)
-        assert await loaded(pieces) in [b"".join(an_object(seed)) for seed in range(5)]
-
-
-async def test_a_load_beside_stores_gets_one_version_or_none(pieces):
-    async def write() -> None:
-        for seed in range(20):
-            await pieces.store("a", an_object(seed), replace=True)
-
-    wholes = [b"".join(an_object(seed)) for seed in range(20)]
-    writer = asyncio.create_task(write())
-    found = 0
-    while not writer.done():
-        try:
-            assert await loaded(pieces) in wholes
-            found += 1
-        except ChunkNotFoundError:
-            await asyncio.sleep(0)
-    await writer
-    assert found
-
-
-async def test_objects_without_room_and_pieces_of_another_length_are_corrupt(pieces, values):
-    await pieces.store("a", an_object(1))
-    with pytest.raises(CorruptChunkError, match="5064 bytes stored; at most 5063 fit"):
-        await loaded(pieces, 4999)
-    piece = list(values.kept)[1]
-    values.kept[piece] = values.kept[piece][:-1]
-    with pytest.raises(CorruptChunkError):
-        await loaded(pieces)
-
-
 @pytest.mark.parametrize("index", [b"", b"not an index", bytes(32)])
 async def test_a_value_that_is_no_index_is_corrupt_and_can_be_replaced(pieces, values, index):
     values.kept["a"] = index
@@ -186,20 +125,6 @@ async def test_an_object_in_pieces_of_another_size_is_read_too(pieces, values):
     other = Pieces(values, most_bytes=1030, clock=SystemClock())
     await pieces.store("a", an_object(1))
     assert await loaded(other) == b"".join(an_object(1))
-
-
-async def test_an_outage_is_no_miss(pieces, values):
-    await pieces.store("a", an_object(1))
-    values.is_down = True
-    calls = (
-        pieces.contains("a"),
-        loaded(pieces),
-        pieces.store("a", an_object(1)),
-        pieces.remove("a"),
-    )
-    for call in calls:
-        with pytest.raises(TierUnavailableError):
-            await call
 
 
 def test_a_limit_that_makes_millions_of_pieces_is_refused(values):

@@ -60,20 +60,6 @@ async def test_a_cancelled_store_leaves_its_buffers_alone(network, keys, passed_
     assert await bench.has(tier, *keys[:2]) == [False, True]
 
 
-async def test_a_cancelled_batch_leaves_the_tier_usable(network, keys):
-    bench = network.bench
-    tier = await network.open(connections=3)
-    await bench.put(tier, *keys)
-    network.proxy.limit("client", 250_000, "hold")
-    task = asyncio.create_task(tier.load([bench.empty(key) for key in keys]))
-    await network.proxy.spent.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    network.proxy.release()
-    assert await bench.loads(tier, *keys)
-
-
 @pytest.mark.parametrize("connections", [1, 3])
 async def test_batches_at_once_do_not_mix(network, keys, connections):
     bench = network.bench

@@ -115,13 +115,6 @@ def test_the_time_to_expand_is_not_the_links(monkeypatch: pytest.MonkeyPatch) ->
     assert outlook.sooner_s < EXPAND_S / 4
 
 
-def test_of_a_tier_with_one_length_nothing_is_said() -> None:
-    class OneLength(MemoryTier):
-        fixed_length = True
-
-    assert trial_of(OneLength).compressing is None
-
-
 def test_two_trials_have_one_namespace_and_keys_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +150,6 @@ def test_what_a_tier_warns_of_is_remarked(runner: str, caplog: pytest.LogCapture
         logging.getLogger("kvtier").setLevel(logging.NOTSET)
     assert (trial.fault, trial.remarks) == (None, ["90 percent full"])
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_remark_names_the_cause(runner: str) -> None:
-    trial = trial_of(MisbehavingTier, on_close="misbehave", runner={"runner": runner})
-    assert (list(trial.steps_s), trial.fault) == (STEPS, None)
-    assert trial.remarks == ["closing the tier failed: ZeroDivisionError: a bug"]
 
 
 def test_a_remark_names_causes_of_causes_and_no_secret() -> None:
@@ -285,11 +271,3 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
     with pytest.raises(KeyboardInterrupt):
         # The tier can log after this test. A unique name keeps these lines out of other tests.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)
-
-
-def test_a_secret_in_a_tiers_words_is_masked() -> None:
-    class Talkative(MisbehavingTier):
-        async def open(self) -> None:
-            raise TierError(f"no {self.config.secret_key.get_secret_value()} at //u:pw@host")
-
-    assert trial_of(Talkative, secret_key="hunter2").fault == "t open: no *** at //u:***@host"

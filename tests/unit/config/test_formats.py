@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.author import run
 
 from kvtier_sdk import ConfigError, TieringConfig
 
@@ -114,19 +113,14 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
         TieringConfig.from_file(tmp_path / "kv.yaml")
 
 
-def test_without_pyyaml_a_yaml_file_says_what_to_install(tmp_path: Path) -> None:
+def test_without_pyyaml_a_yaml_file_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "kv.yaml", {"slots": 3})
-    code = f"""
-import sys
-sys.modules["yaml"] = None
-from kvtier_sdk import TieringConfig
-try:
-    TieringConfig.from_file({str(path)!r})
-except ValueError as error:
-    print(error)
-"""
-    printed = run([sys.executable, "-c", code], tmp_path)
-    assert printed == f"{path}: YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'\n"
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigError) as told:
+        TieringConfig.from_file(path)
+    assert str(told.value) == f"{path}: YAML needs PyYAML: pip install 'kvtier-sdk[yaml]'"
 
 
 @pytest.mark.parametrize(

@@ -142,19 +142,6 @@ async def test_an_error_of_another_kind_ends_the_batch(tier: Recorder, operation
     assert tier.running == set()
 
 
-@pytest.mark.parametrize("operation", ["store", "load"])
-async def test_a_cancellation_leaves_nothing_running(tier: Recorder, operation: str) -> None:
-    keys = [bytes([number]) for number in range(8)]
-    tier.hold(*keys)
-    task = asyncio.create_task(getattr(tier, operation)(transfers(*keys)))
-    await settle()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert tier.running == set()
-    assert tier.started == keys[: Recorder.fan_out]
-
-
 async def test_a_tier_error_raised_while_cancelling_does_not_start_the_next_chunk(
     make_context: ContextFactory,
 ) -> None:

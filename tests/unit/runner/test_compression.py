@@ -6,31 +6,25 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.keys import OURS, write_keys
+from support.one_job import OneJobLoop
 
 from kvtier_sdk import (
     ConfigError,
     HostPool,
-    Job,
-    JobResult,
     MemoryTier,
     Namespace,
+    OffloadKey,
     Operation,
-    RequestContext,
-    SystemClock,
     TierError,
-    TierSpec,
     Transfer,
 )
 from kvtier_sdk.codecs import planes
 from kvtier_sdk.codecs.planes import Float8
-from kvtier_sdk.runner import TierLoop
-from kvtier_sdk.runner.jobs import Report
 
 CHUNK_BYTES = 20_000
 LOAD, STORE = Operation.LOAD, Operation.STORE
@@ -54,25 +48,16 @@ class Slow(Aligned):
         return await super().store(batch)
 
 
-class Engine:
-    """A tier's loop that runs one job at a time, over a dictionary of objects."""
-
-    def __init__(self, loop: TierLoop, pool: HostPool, reports: list[Report]) -> None:
-        self.loop, self.pool, self._reports = loop, pool, reports
-        assert isinstance(loop.call.tier, MemoryTier)
-        self.objects = loop.call.tier._objects
-
+class Engine(OneJobLoop):
     async def do(self, operation: Operation) -> str:
-        job = Job(len(self._reports), operation, [KEY], [0], RequestContext("r"), float("inf"))
-        self.loop.submit([job])
-        while not (self._reports and isinstance(self._reports[-1], JobResult)):
-            await asyncio.sleep(0.001)
-        result = self._reports[-1]
-        assert isinstance(result, JobResult)
+        result = await self.result_of(operation, KEY)
         self.object_bytes, self.coding_s = result.object_bytes, result.coding_s
         self.is_compressed = bool(result.compressed_chunks)
-        self._reports.append(None)  # type: ignore[arg-type]
         return result.verdicts[0].value
+
+    @property
+    def objects(self) -> dict[OffloadKey, np.ndarray]:
+        return self.tier._objects
 
 
 Make = Callable[..., Engine]
@@ -86,21 +71,13 @@ async def make() -> AsyncIterator[Make]:
         async def build(
             *options: str, tier_class: type[MemoryTier] = Aligned, dtype: str = "bfloat16"
         ) -> Engine:
-            reports: list[Report] = []
-            pool = HostPool(1, CHUNK_BYTES)
-            loop = TierLoop(
-                replace(TierSpec.from_url("memory:?" + "&".join(options)), tier_class=tier_class),
-                namespace=Namespace({**FACTS, "dtype": dtype}),
-                memory=pool,
-                clock=SystemClock(),
-                report=reports.append,
-            )
-            stack.push_async_callback(loop.close)
-            await loop.open()
-            assert isinstance(loop.call.tier, MemoryTier)
-            tiers.append(loop.call.tier)
-            loop.call.tier._objects = tiers[0]._objects
-            return Engine(loop, pool, reports)
+            url, pool = "memory:?" + "&".join(options), HostPool(1, CHUNK_BYTES)
+            engine = Engine(url, tier_class, Namespace({**FACTS, "dtype": dtype}), pool)
+            stack.push_async_callback(engine.loop.close)
+            await engine.loop.open()
+            tiers.append(engine.tier)
+            engine.tier._objects = tiers[0]._objects
+            return engine
 
         yield build  # type: ignore[misc]
 
@@ -208,17 +185,6 @@ async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: P
     assert await plain.do(LOAD) == "ok"
     assert plain.object_bytes == len(stored)
     assert plain.pool.view(0) == numbers()
-
-
-async def test_what_gains_nothing_is_stored_as_it_is(make: Make) -> None:
-    engine = await make("compress=always")
-    noise = np.random.default_rng(0).bytes(CHUNK_BYTES)
-    engine.pool.view(0)[:] = noise
-    assert await engine.do(STORE) == "ok"
-    assert len(*engine.objects.values()) == engine.loop.call.tier.context.object_bytes
-    engine.pool.view(0)[:] = bytes(CHUNK_BYTES)
-    assert await engine.do(LOAD) == "ok"
-    assert engine.pool.view(0) == noise
 
 
 async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:

@@ -199,21 +199,6 @@ def test_a_tier_is_closed_after_its_calls(make: Make, call_s: float, in_mid_call
     assert rig.clock.now_s() < 5.0
 
 
-def test_late_lookups_are_logged_rarely(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    rig = make(breaker_window=1000)
-    rig.tier.always["lookup"] = Act(after_s=0.2)
-    for _ in range(100):
-        rig.ask(LOOKUP, within_s=0.05, run_s=1.0)
-    rig.run_for(60.0)
-    late = "tier lookup: 1 chunk was not done within 50 ms ('lookup_deadline')"
-    assert {record.levelname for record in caplog.records} == {"WARNING"}
-    first, *later = caplog.messages
-    assert first == late
-    counts = [line.removeprefix(f"{late} (").partition(" of this kind")[0] for line in later]
-    assert len(counts) == 2
-    assert sum(map(int, counts)) == 99
-
-
 async def open_with_metrics(tier: ScriptedTier) -> None:
     await ScriptedTier.open(tier)
     tier.context.counter("lookups")

@@ -52,15 +52,6 @@ def wait_until_used(rig: Rig) -> None:
     assert rig.do(Operation.LOOKUP, 0, 1) == ["ok", "not_found"]
 
 
-def test_the_series_are_there_from_the_start(make_rig: Make) -> None:
-    rig = make_rig().open()
-    seen = {sample.metric.name: sample.value for sample in metric_samples([rig.client.stats])}
-    assert seen["kvtier_tier_open"] == 1
-    assert seen["kvtier_open_failures_total"] == 0
-    rig.client.close(5.0)
-    assert rig.client.stats.is_open == 0
-
-
 def test_an_open_that_never_ends_keeps_no_engine_waiting(make_rig: Make) -> None:
     rig = make_rig(on_open="hang", deadline_s=0.2).open()
     assert_refused(rig)
@@ -114,9 +105,8 @@ def test_an_open_that_blocks_its_thread_succeeds_late(make_rig: Make) -> None:
     assert rig.client.stats.restarts == 0
 
 
-@pytest.mark.parametrize("deadline_s", [0.2, 20.0])
-def test_an_open_that_holds_the_interpreter(make_rig: Make, deadline_s: float) -> None:
-    rig = make_rig(on_open="hold_interpreter", deadline_s=deadline_s).open()
+def test_an_open_that_holds_the_interpreter(make_rig: Make) -> None:
+    rig = make_rig(on_open="hold_interpreter", deadline_s=0.2).open()
     wait_until_used(rig)
 
 
@@ -138,7 +128,6 @@ def test_an_open_that_fails_is_tried_again_with_an_instance_of_its_own(
         ("misconfigure", False, ConfigError),
         ("expire", False, TierAuthError),
         ("misbehave", False, TierContractError),
-        ("exit", False, TierContractError),
         ("refuse_unless_third", True, TierUnavailableError),
     ],
 )

@@ -5,35 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.keys import OURS, THEIRS, write_keys
+from support.one_job import OneJobLoop
 from support.promises import fault_of_regions
-from support.tiers.sealed import SealedTier, SealedTierConfig
 
 from kvtier_sdk import (
     Capability,
     HostPool,
-    Job,
     JobResult,
     MemoryTier,
     Namespace,
     OffloadKey,
     Operation,
-    RequestContext,
-    RunnerOptions,
-    SystemClock,
     TierError,
-    TierSpec,
     Transfer,
 )
 from kvtier_sdk.chunk_header import ChunkHeader
-from kvtier_sdk.runner import TierLoop, sealing
-from kvtier_sdk.runner.jobs import IoEnded, Report
-from kvtier_sdk.testing import TierConformance
-from kvtier_sdk.testing.conformance.subject import TierLike
+from kvtier_sdk.runner import sealing
+from kvtier_sdk.runner.jobs import IoEnded
 
 CHUNK_BYTES = 200
 ENVELOPE_BYTES = 48
@@ -73,60 +65,33 @@ class SharedStore(MemoryTier):
         return self.objects.setdefault(self.context.namespace.fingerprint, {})
 
 
-class Engine:
-    """A tier's loop that runs one job at a time."""
+class Engine(OneJobLoop):
+    tier: SharedStore
 
-    def __init__(self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]]) -> None:
-        self.clock = SystemClock()
-        self.pool = HostPool(8, CHUNK_BYTES)
-        self.reports: list[Report] = []
-        self.codec = codec
-        self._objects = objects
-        self._jobs = 0
-
-    async def open(self, model: str = "m") -> TierLoop:
-        # A limit of one byte puts each chunk into its own batch.
-        spec = TierSpec.from_url(f"memory:?codec={self.codec}&max_batch=1")
+    def __init__(
+        self, codec: str, objects: dict[str, dict[OffloadKey, bytearray]], model: str
+    ) -> None:
         self.namespace = Namespace({"model": model})
-        loop = TierLoop(
-            replace(spec, tier_class=SharedStore),
-            namespace=self.namespace,
-            memory=self.pool,
-            clock=self.clock,
-            report=self.reports.append,
-        )
-        assert isinstance(loop.call.tier, SharedStore)
-        self.tier, self.loop = loop.call.tier, loop
-        self.tier.objects, self.tier.deleted = self._objects, []
-        await loop.open()
-        return loop
-
-    def job(self, operation: Operation, key: OffloadKey, slot: int) -> Job:
-        self._jobs += 1
-        deadline_s = self.clock.now_s() + 30
-        return Job(self._jobs, operation, [key], [slot], RequestContext("r"), deadline_s)
+        # A limit of one byte puts each chunk into its own batch.
+        url = f"memory:?codec={codec}&max_batch=1"
+        super().__init__(url, SharedStore, self.namespace, HostPool(8, CHUNK_BYTES))
+        self.tier.objects, self.tier.deleted = objects, []
 
     async def do(self, operation: Operation, key: OffloadKey, slot: int = 0) -> str:
-        job = self.job(operation, key, slot)
-        self.loop.submit([job])
-        while not (found := [r for r in self.reports if isinstance(r, JobResult)]) or (
-            found[-1].job_id != job.job_id
-        ):
-            await asyncio.sleep(0.001)
-        return found[-1].verdicts[0].value
+        return (await self.result_of(operation, key, slot)).verdicts[0].value
 
     @property
     def objects(self) -> dict[OffloadKey, bytearray]:
-        return self._objects[self.tier.context.namespace.fingerprint]
+        return self.tier.objects[self.tier.context.namespace.fingerprint]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Engine]:
     objects: dict[str, dict[OffloadKey, bytearray]] = {}
 
-    def build(*keys: bytes) -> Engine:
+    def build(*keys: bytes, model: str = "m") -> Engine:
         path = tmp_path / f"{b''.join(keys)[::32].hex()}.keys"
-        return Engine(write_keys(path, *keys), objects)
+        return Engine(write_keys(path, *keys), objects, model)
 
     return build
 
@@ -136,7 +101,7 @@ CONTENT = bytes(range(200))
 
 
 async def stored(engine: Engine, *keys: OffloadKey) -> None:
-    await engine.open()
+    await engine.loop.open()
     for key in keys or (A,):
         engine.pool.view(0)[:] = CONTENT
         assert await engine.do(STORE, key) == "ok"
@@ -189,9 +154,9 @@ async def test_a_chunk_moved_to_another_key_is_refused(make: Make, rebinds: bool
 
 
 async def test_a_chunk_moved_to_another_model_is_refused(make: Make) -> None:
-    engine, other = make(OURS), make(OURS)
+    engine, other = make(OURS), make(OURS, model="another")
     await stored(engine)
-    await other.open("another model")
+    await other.loop.open()
     moved = bytearray(engine.objects[A])
     # An attacker who knows the format can write a matching header.
     fingerprint = other.tier.context.namespace.fingerprint
@@ -217,7 +182,7 @@ async def test_a_planted_plain_chunk_is_refused(make: Make) -> None:
 async def test_engines_with_different_keys_do_not_fight(make: Make) -> None:
     ours, theirs = make(OURS), make(THEIRS)
     await stored(ours)
-    await theirs.open()
+    await theirs.loop.open()
     for engine in (ours, theirs):
         engine.pool.view(0)[:] = CONTENT
     history = [
@@ -260,7 +225,7 @@ async def test_a_cancelled_job_ends_after_its_thread(make: Make) -> None:
 
 async def test_the_loop_goes_on_while_a_chunk_is_sealed(make: Make) -> None:
     engine = make(OURS)
-    await engine.open()
+    await engine.loop.open()
     sealer = engine.loop._mover._sealer
     assert sealer is not None
     went_on = threading.Event()
@@ -279,16 +244,8 @@ async def test_foreign_chunks_are_bounded(make: Make, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sealing, "_MAX_FOREIGN", 1)
     await stored(make(OURS), A, B)
     theirs = make(THEIRS)
-    await theirs.open()
+    await theirs.loop.open()
     for key in (A, B):
         assert await theirs.do(LOAD, key) == "auth"
     assert theirs.loop._mover._sealer is not None
     assert list(theirs.loop._mover._sealer._foreign) == [B]
-
-
-class TestSealedTier(TierConformance):
-    @pytest.fixture
-    def tier(self, tmp_path: Path) -> TierLike:
-        cipher = write_keys(tmp_path / "chunk.keys", OURS)
-        config = SealedTierConfig.model_validate({"cipher": cipher, "latency": 0.002})
-        return TierSpec("sealed", "sealed", SealedTier, config, RunnerOptions())

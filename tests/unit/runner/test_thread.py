@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runners import Make, Rig, rig_maker
+from support.runners import CHUNK_BYTES, KEYS, NOBODY, Make, Rig, rig_maker
 
 from kvtier_sdk import SystemClock
 from kvtier_sdk.runner import ThreadRunner
@@ -131,3 +131,14 @@ def test_a_thread_that_is_stuck_ends_when_it_can(make_rig: Make) -> None:
     rig.unblock()
     rig.join()
     assert rig.past()[-1] == "closed"
+
+
+@pytest.mark.parametrize(("first", "second"), [(4, 1), (2, 2)])
+def test_a_whole_load_is_taken_or_refused_as_one(make_rig: Make, first: int, second: int) -> None:
+    rig = make_rig(on_load="hang", runner={"max_queue": 3 * CHUNK_BYTES}).open()
+    load = rig.client.load
+    assert load(KEYS[:first], range(first), NOBODY, whole=True), "an empty queue takes any number"
+    assert load(KEYS[4 : 4 + second], range(4, 4 + second), NOBODY, whole=True) is None
+    assert rig.client.stats.dropped == {"load.queue_full": second}
+    rig.client.flush()
+    rig.client.drain(0.01)

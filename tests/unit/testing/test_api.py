@@ -103,7 +103,6 @@ def run_without(missing: list[str], code: str) -> str:
     ("name", "missing"),
     [
         ("TierConformance", "pytest"),
-        ("TierConformance", "hypothesis"),
         ("tier_state_machine", "hypothesis"),
     ],
 )

@@ -75,7 +75,7 @@ def played(workload: Callable[[], Iterator[int]], capacity: int) -> tuple[Rig, R
     return rigs
 
 
-@pytest.mark.parametrize("capacity", [50, 500, 2000])
+@pytest.mark.parametrize("capacity", [50, 500])
 def test_far_below_the_working_set_there_are_more_hits_for_fewer_writes(capacity: int) -> None:
     chosen, all_of_them = played(
         lambda: popular_and_passing(60 * capacity, popular=2 * capacity), capacity
@@ -109,8 +109,8 @@ def test_chunks_evicted_unread_are_counted() -> None:
 
 
 def test_in_a_large_tier_they_are_estimated_from_a_sample() -> None:
-    rig = Rig(20_000, enabled=False)
-    rig.play(popular_and_passing(100_000, popular=10_000))
+    rig = Rig(5000, enabled=False)
+    rig.play(popular_and_passing(30_000, popular=2500))
     assert rig.stats.evicted_unread_chunks == pytest.approx(rig.unread, rel=0.1)
     assert len(rig.admission._was_read) <= 1024
 
@@ -198,31 +198,19 @@ def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Make) 
     engine.at_rest()
 
 
-def test_what_an_operator_deletes_from_a_full_tier_is_room(make: Make) -> None:
-    engine = thrashed(make)
+def test_what_an_operator_deletes_from_a_full_tier_is_room(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "kvtier.tier"):
+        engine = thrashed(make)
     tier, stats = engine.tiers[0], engine.manager.stats[1]
     assert stats.is_selective
+    assert "tier0: is full, and takes only chunks that were seen before" in caplog.text
     asyncio.run(tier.delete(list(tier._objects)))
     engine.step()
     assert not stats.is_selective
     store_each(engine, KEYS[500:508])
     assert set(tier._objects) == set(KEYS[500:508])
-    engine.at_rest()
-
-
-def test_refusing_ends_when_a_tier_has_room(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "kvtier.tier"):
-        engine = thrashed(make)
-        tier, stats = engine.tiers[0], engine.manager.stats[1]
-        assert stats.is_selective
-        tier.config = tier.config.model_copy(update={"capacity_bytes": None})
-        # Wait until the SDK reads the tier's usage again.
-        engine.steps(5.0)
-        store_each(engine, KEYS[500:1500])
-        engine.step()
-    assert not stats.is_selective
-    assert set(KEYS[500:1500]) <= set(tier._objects)
-    assert "tier0: is full, and takes only chunks that were seen before" in caplog.text
     engine.at_rest()
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from math import nan
 from typing import Any
 
 import pytest
 from support.core import pure_core_only
-from support.engine import KEYS, A, Engine, Make, stored_below
+from support.engine import KEYS, A, Engine, Make
 
 from kvtier_sdk import OffloadKey, RequestContext, make_offload_key, split_offload_key
 from kvtier_sdk.engine import read_request
-from kvtier_sdk.hints import Hint, Outcome, Receipt, Verb
-from kvtier_sdk.tiering.hint_executor import OperatorHint
+from kvtier_sdk.hints import Outcome, Receipt, Verb
 from kvtier_sdk.tiering.tier_client import TierClient
 
 ALL = {"hint_share": 1.0}
@@ -72,18 +70,6 @@ def test_a_pinned_chunk_outlives_other_traffic_until_its_time_is_over(make: Make
     assert present(engine, *KEYS[:2]) == [False, False]
 
 
-def test_a_hit_renews_a_pin_and_no_retained_range(make: Make) -> None:
-    engine = make(slots=8, manager=ALL)
-    turn(engine, "r", KEYS[:1], pin="5m", session="s")
-    turn(engine, "q", KEYS[1:2], retain="5m", session="t")
-    engine.step(200.0)
-    assert engine.settle(A, *KEYS[:2]) == ["HIT", "HIT"]
-    engine.load(A, *KEYS[:2])
-    engine.step(200.0)
-    engine.step()
-    assert list(engine.manager._primary.leases.held) == [KEYS[0]]
-
-
 def test_a_request_that_had_the_chunks_on_its_device_renews_a_pin(make: Make) -> None:
     engine = make(slots=8, manager=ALL)
     turn(engine, "r", KEYS[:1], pin="5m")
@@ -96,17 +82,6 @@ def test_a_request_that_had_the_chunks_on_its_device_renews_a_pin(make: Make) ->
     assert engine.manager.usage().leased == 1
 
 
-def test_a_retained_range_lets_no_pin_go(make: Make) -> None:
-    engine = make(slots=8, tiers=0, manager=ALL)
-    turn(engine, "r", KEYS[:1], pin="1m", session="s")
-    turn(engine, "q", KEYS[:1], retain="1h", session="t")
-    turn(engine, "p", KEYS[1:2], retain="1h", session="s")
-    turn(engine, "o", KEYS[1:2], pin="1m", session="t")
-    held = engine.manager._primary.leases.held
-    assert [held[key].priority for key in KEYS[:2]] == [None, None]
-    assert not engine.manager._primary.leases.retained()
-
-
 def test_a_use_does_not_revive_a_lease_that_no_step_has_ended_yet(make: Make) -> None:
     engine = make(slots=8, manager=ALL)
     turn(engine, "r", KEYS[:1], pin="1m")
@@ -115,19 +90,6 @@ def test_a_use_does_not_revive_a_lease_that_no_step_has_ended_yet(make: Make) ->
     engine.step(61.0)
     engine.manager.on_request_finished(late, {KEYS[0]: 16})
     assert engine.manager.usage().leased == 0
-
-
-def test_the_same_session_can_shorten_its_pin_and_another_cannot(make: Make) -> None:
-    engine = make(slots=8, manager=ALL)
-    leases = engine.manager._primary.leases
-    turn(engine, "r", KEYS[:1], pin="10m", session="s")
-    turn(engine, "q", KEYS[:1], pin="0s", session="t")
-    turn(engine, "p", KEYS[:1], pin="1m", session="t")
-    engine.step(61.0)
-    engine.step()
-    assert list(leases.held) == [KEYS[0]]
-    assert outcomes(turn(engine, "o", KEYS[:1], pin="0s", session="s")) == [("pin", "accepted", 1)]
-    assert not leases.held
 
 
 def test_a_receipt_says_what_was_clipped(make: Make) -> None:
@@ -187,97 +149,13 @@ def test_actions_add_leases_to_each_other_and_to_the_table() -> None:
     assert request.resume_in_s == 8.0
 
 
-@pytest.mark.parametrize(
-    ("hints", "advice"),
-    [
-        ("pin", 'kvtier: write a table such as {"session": "chat 7", "pin": "5m"}'),
-        ({"pin": nan}, "pin.0.for: nan is not a duration; write for example '250ms'"),
-        ({"pin": {"tokens": [3]}}, "pin.0.tokens: write two numbers such as [0, 4096]"),
-        (
-            {"retain": {"token": [0, 3]}},
-            "retain.0.token: did you mean 'tokens'? allowed: for, priority, tokens",
-        ),
-        ({"prefetch": 5}, "prefetch: write true, or a session's name of at most 256 characters"),
-        ({"session": "s" * 2**20}, "session: String should have at most 256 characters"),
-    ],
-)
-def test_advice_is_in_the_callers_terms(hints: object, advice: str) -> None:
-    (hint,) = read_request("r", {"kvtier": hints}).hints
-    assert hint.mistake == advice
-
-
 # --- budgets ----------------------------------------------------------------------------------
-
-
-def test_pins_cannot_stop_stores(make: Make) -> None:
-    engine = make(slots=8, tiers=0, manager={"hint_share": 0.5})
-    for number in range(8):
-        turn(engine, f"r{number}", KEYS[number : number + 1], pin="1h", tenant=f"t{number % 3}")
-    assert engine.manager.usage().leased == 4
-    assert engine.manager.prepare_store(KEYS[100:104], A).rejected_keys == []
 
 
 def test_pins_leave_stores_their_reserve(make: Make) -> None:
     engine = make(slots=8, tiers=0, manager={"hint_share": 1.0, "store_reserve": 0.5})
     assert outcomes(turn(engine, "r", KEYS[:6], pin="1h")) == [("pin", "clipped", 4)]
     assert engine.manager.prepare_store(KEYS[100:104], A).rejected_keys == []
-
-
-def test_promotions_leave_stores_their_share_beside_pins(make: Make) -> None:
-    engine = make(slots=10, manager={"hint_share": 0.5, "store_reserve": 0.2})
-    stored_below(engine, *KEYS[:8])
-    turn(engine, "r", KEYS[200:205], pin="1h")
-    engine.look(A, *KEYS[:8])
-    engine.step(times=3)
-    engine.look(A, *KEYS[:8])
-    engine.step(times=3)
-    assert len(engine.manager._promotions._primary.leases.held) == 5
-    assert engine.manager.prepare_store(KEYS[300:302], A).rejected_keys == []
-
-
-def test_a_tenant_gets_its_share_back_from_those_that_have_more(make: Make) -> None:
-    engine = make(slots=16, tiers=0, manager={"hint_share": 0.5})
-    turn(engine, "r", KEYS[:4], pin="10m", tenant="greedy", session="a")
-    turn(engine, "q", KEYS[4:8], pin="5m", tenant="greedy", session="b")
-    assert outcomes(turn(engine, "p", KEYS[8:14], pin="5m", tenant="late")) == [
-        ("pin", "clipped", 4)
-    ]
-    # The leases that end first are lost.
-    assert set(engine.manager._primary.leases.held) == {*KEYS[:4], *KEYS[8:12]}
-    assert outcomes(turn(engine, "o", KEYS[14:16], pin="5m", tenant="third")) == [
-        ("pin", "accepted", 2)
-    ]
-    assert engine.manager.usage().leased == 8
-
-
-def test_a_chunk_that_a_tenant_shares_makes_no_room_for_its_others(make: Make) -> None:
-    engine = make(slots=16, tiers=0, manager={"hint_share": 0.25})
-    turn(engine, "r", KEYS[:4], pin="5m", tenant="greedy")
-    assert outcomes(turn(engine, "q", [KEYS[0], KEYS[9]], pin="10m", tenant="late")) == [
-        ("pin", "accepted", 2)
-    ]
-    assert len(engine.manager._primary.leases.of("greedy", "r")) == 2
-
-
-def test_what_is_left_by_others_can_be_used(make: Make) -> None:
-    engine = make(slots=16, tiers=0, manager={"hint_share": 0.5})
-    turn(engine, "r", KEYS[:1], pin="10m", tenant="small")
-    assert outcomes(turn(engine, "q", KEYS[1:9], pin="5m", tenant="large")) == [
-        ("pin", "clipped", 7)
-    ]
-
-
-def test_retained_chunks_go_last_by_priority_and_pins_never(make: Make) -> None:
-    engine = make(slots=4, tiers=0, manager=ALL)
-    turn(engine, "r", KEYS[:1], retain={"for": "1h", "priority": 80})
-    turn(engine, "q", KEYS[1:2], retain={"for": "1h", "priority": 20})
-    turn(engine, "p", KEYS[2:3], pin="1h")
-    turn(engine, "o", KEYS[3:4])
-    order = []
-    for key in KEYS[100:104]:
-        order += engine.manager.prepare_store([key], A).evicted_keys
-    assert order == [KEYS[3], KEYS[1], KEYS[0]]
-    assert list(engine.manager._primary.leases.held) == [KEYS[2]]
 
 
 # --- demote, end ------------------------------------------------------------------------------
@@ -317,25 +195,6 @@ def test_what_a_last_turn_stores_goes_to_the_tier_that_another_request_asks_for(
     engine.manager.complete_store(KEYS[:1], last)
     engine.step(times=3)
     assert list(engine.tiers[0]._objects) == KEYS[:1]
-
-
-def test_an_ended_session_is_not_spilled_but_what_another_shares_is(make: Make) -> None:
-    engine = make(slots=8, store_policy="on_evict")
-    turn(engine, "r", KEYS[:3], session="s")
-    turn(engine, "q", [KEYS[0], KEYS[3]], session="t")
-    turn(engine, "p", KEYS[:3], session="s", end=True)
-    flood(engine)
-    engine.step(times=20)
-    assert {KEYS[0], KEYS[3]} <= set(engine.tiers[0]._objects)
-    assert not {KEYS[1], KEYS[2]} & set(engine.tiers[0]._objects)
-
-
-def test_an_end_releases_the_sessions_pins(make: Make) -> None:
-    engine = make(slots=8, tiers=0, manager=ALL)
-    turn(engine, "r", KEYS[:2], session="s", pin="1h")
-    (receipt,) = turn(engine, "q", KEYS[:2], session="s", end=True)
-    assert str(receipt) == "end for session 's': accepted, 2 chunks"
-    assert engine.manager.usage().leased == 0
 
 
 # --- prefetch ---------------------------------------------------------------------------------
@@ -386,14 +245,6 @@ def test_a_sessions_name_does_not_give_it_the_prefetched_chunks_of_another(make:
     assert engine.manager.usage().leased == 6
 
 
-def test_the_last_turn_releases_what_was_prefetched_for_it(make: Make) -> None:
-    engine = left_pool(make, resume_in=60, prefetch=True)
-    engine.steps(60.0 - engine.clock.now_s(), 0.1)
-    assert engine.manager.usage().leased == 6
-    turn(engine, "q", KEYS[:6], session="s", end=True)
-    assert engine.manager.usage().leased == 0
-
-
 def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
     engine = left_pool(make)
     receipts = turn(engine, "q", KEYS[20:21], prefetch="s")
@@ -401,75 +252,6 @@ def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
     engine.step(times=10)
     assert all(present(engine, *KEYS[:6]))
     assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
-
-
-def test_only_the_prefetched_sessions_turn_ends_a_prefetch(make: Make) -> None:
-    engine = left_pool(make)
-    turn(engine, "q", KEYS[20:21], session="another", prefetch="s")
-    engine.manager.on_new_request(read_request("p", {"kvtier": {"session": "another"}}))
-    assert not engine.manager.take_receipts()
-    engine.manager.on_new_request(read_request("o", {"kvtier": {"session": "s"}}))
-    (receipt,) = engine.manager.take_receipts()
-    assert (receipt.outcome, receipt.session) == (Outcome.EXPIRED, "s")
-
-
-def test_prefetched_chunks_leave_the_budget_with_the_turn(make: Make) -> None:
-    engine = left_pool(make)
-    turn(engine, "q", KEYS[20:21], prefetch="s")
-    engine.step(times=10)
-    assert engine.manager.usage().leased == 6
-    turn(engine, "p", KEYS[:6], session="another")
-    assert engine.manager.usage().leased == 6
-    turn(engine, "o", KEYS[:6], session="s")
-    assert engine.manager.usage().leased == 0
-
-
-def test_a_prefetch_waits_while_a_request_loads(make: Make) -> None:
-    engine = left_pool(make)
-    stored_below(engine, *KEYS[300:302])
-    turn(engine, "q", KEYS[20:21], prefetch="s")
-    engine.step(times=20)
-    engine.manager._primary.leases.end(KEYS[:6])
-    flood(engine)
-    engine.tiers[0].gated = {"load"}
-    engine.tiers[0].gate = asyncio.Event()
-    engine.look(A, *KEYS[300:302])
-    engine.step(times=3)
-    engine.look(A, *KEYS[300:302])
-    turn(engine, "p", KEYS[21:22], prefetch="s")
-    engine.step(times=5)
-    loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
-    assert loads[-1] == KEYS[300:302]
-    engine.tiers[0].gate.set()
-    engine.step(times=20)
-    loads = [keys for name, keys in engine.tiers[0].calls if name == "load"]
-    assert loads[-3:] == [KEYS[:2], KEYS[2:4], KEYS[4:6]]
-
-
-def waiting_prefetch(make: Make, *keys: OffloadKey) -> Engine:
-    """Return an engine whose tier is asked for a prefetch, and has ``keys`` for requests."""
-    engine = left_pool(make)
-    stored_below(engine, *keys)
-    engine.tiers[0].gated, engine.tiers[0].gate = {"lookup", "load"}, asyncio.Event()
-    turn(engine, "q", KEYS[20:21], prefetch="s")
-    return engine
-
-
-def test_a_prefetch_whose_lookup_was_first_waits_for_a_load(make: Make) -> None:
-    engine = waiting_prefetch(make, *KEYS[300:302])
-    engine.look(A, *KEYS[300:302])
-    engine.step()
-    engine.tiers[0].gated = {"load"}
-    engine.tiers[0].gate, gate = asyncio.Event(), engine.tiers[0].gate
-    assert gate is not None
-    gate.set()
-    for _ in range(5):
-        engine.look(A, *KEYS[300:302])
-        engine.step()
-    assert [keys for name, keys in engine.tiers[0].calls if name == "load"] == [KEYS[300:302]]
-    engine.tiers[0].gate.set()
-    engine.step(times=20)
-    assert all(present(engine, *KEYS[:6]))
 
 
 def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
@@ -486,7 +268,9 @@ def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
 
 
 def test_a_prefetch_for_another_session_ends_at_its_turn(make: Make) -> None:
-    engine = waiting_prefetch(make)
+    engine = left_pool(make)
+    engine.tiers[0].gated, engine.tiers[0].gate = {"lookup", "load"}, asyncio.Event()
+    turn(engine, "q", KEYS[20:21], prefetch="s")
     turn(engine, "p", KEYS[21:22], prefetch="s", session="t", tenant="")
     engine.manager.on_new_request(read_request("t2", {"kvtier": {"session": "t"}}))
     assert not engine.manager.take_receipts(), "that was not the turn of the prefetch's session"
@@ -523,14 +307,6 @@ def test_the_policy_hears_of_a_prefetchs_end_in_the_same_step(make: Make) -> Non
     assert ended[-1] == "kvtier prefetch 1"
 
 
-def test_a_turn_that_comes_early_ends_its_prefetch(make: Make) -> None:
-    engine = left_pool(make, resume_in=60, prefetch=True)
-    early = read_request("early", {"kvtier": {"session": "s"}})
-    engine.manager.on_new_request(early)
-    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "expired", 0)]
-    assert engine.settle(early, *KEYS[:6]) == ["HIT"] * 6
-
-
 def test_a_prefetch_of_what_is_nowhere_is_refused(make: Make) -> None:
     engine = left_pool(make)
     engine.tiers[0]._remove(KEYS[:6])
@@ -547,57 +323,7 @@ def test_a_prefetch_of_what_is_nowhere_is_refused(make: Make) -> None:
     assert receipt.reason == "it needs 'resume_in', the time of the next turn"
 
 
-def test_a_prefetch_stays_within_the_budget(make: Make) -> None:
-    engine = make(slots=32, manager={"hint_share": 0.1})
-    turn(engine, "r", KEYS[:6], session="s")
-    flood(engine)
-    turn(engine, "q", KEYS[20:21], prefetch="s")
-    engine.step(times=10)
-    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "clipped", 3)]
-    assert engine.manager.usage().leased == 3
-
-
-def test_a_reset_forgets_leases_and_prefetches(make: Make) -> None:
-    engine = left_pool(make, resume_in=60, prefetch=True)
-    turn(engine, "q", KEYS[20:22], pin="1h")
-    engine.manager.reset_cache()
-    assert engine.manager.usage().leased == 0
-    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "expired", 0)]
-    engine.manager.on_reset_flushed()
-    engine.at_rest()
-
-
-def test_a_prefetch_that_is_reset_while_it_loads_leaves_nothing(make: Make) -> None:
-    engine = left_pool(make)
-    turn(engine, "q", KEYS[20:21], prefetch="s")
-    engine.manager.on_schedule_end()
-    engine.manager.reset_cache()
-    engine.manager.on_reset_flushed()
-    engine.at_rest()
-    assert engine.manager.left_over()["requests"] == 2, "only those that the test began"
-
-
 # --- an operator ------------------------------------------------------------------------------
-
-
-def ask(engine: Engine, verb: Verb, duration_s: float | None = None, session: str = "s") -> str:
-    asked = OperatorHint(Hint(verb, duration_s), session, "")
-    engine.manager.give_hint(asked)
-    assert engine.manager.has_pending_work()
-    engine.step(times=10)
-    return str(asked.receipt)
-
-
-def test_an_operator_prefetches_pins_and_forgets_a_session(make: Make) -> None:
-    engine = left_pool(make)
-    assert ask(engine, Verb.PREFETCH) == "prefetch for session 's': accepted, 6 chunks"
-    assert ask(engine, Verb.PIN, 60.0) == "pin for session 's': accepted, 6 chunks, 60 s"
-    flood(engine)
-    assert all(present(engine, *KEYS[:6]))
-    assert ask(engine, Verb.END) == "end for session 's': accepted, 6 chunks"
-    engine.step()
-    assert not any(present(engine, *KEYS[:6]))
-    assert "no chunks of session 's' are known" in ask(engine, Verb.PIN, 60.0)
 
 
 # --- several groups, aborts, and what clients may send ------------------------------------------
@@ -618,16 +344,6 @@ def test_an_ended_sessions_shared_chunks_stay_in_every_group(make: Make) -> None
     shared, own = {of_group(KEYS[0], g) for g in (0, 1)}, {of_group(KEYS[1], g) for g in (0, 1)}
     assert shared <= set(engine.tiers[0]._objects)
     assert not own & set(engine.tiers[0]._objects)
-
-
-def test_a_range_of_tokens_holds_the_long_chunks_of_another_group_too(make: Make) -> None:
-    engine = make(slots=8, tiers=0, manager=ALL)
-    request = read_request("r", {"kvtier": {"pin": {"tokens": [0, 16]}}})
-    ends = {KEYS[0]: 16, KEYS[1]: 32, of_group(KEYS[1], 1): 32}
-    engine.manager.on_new_request(request)
-    engine.store(request, *ends)
-    engine.manager.on_request_finished(request, ends)
-    assert list(engine.manager._primary.leases.held) == [KEYS[0], of_group(KEYS[1], 1)]
 
 
 def test_a_hole_in_one_group_ends_the_prefetch_of_that_group_only(make: Make) -> None:
@@ -664,15 +380,6 @@ def test_what_an_ended_request_stored_is_offered_once_another_uses_it(make: Make
     assert all(KEYS[0] in tier._objects for tier in engine.tiers)
 
 
-def test_a_pin_beside_a_retained_range_holds(make: Make) -> None:
-    engine = make(slots=8, tiers=0, manager=ALL)
-    turn(engine, "r", KEYS[:2], session="s", pin="5m", retain="1h")
-    leases = engine.manager._primary.leases
-    assert [lease.priority for lease in leases.held.values()] == [None, None]
-    turn(engine, "q", KEYS[:2], session="s", retain="0s")
-    assert len(leases.held) == 2, "that ends retained ranges only"
-
-
 def test_with_a_budget_of_0_nothing_is_loaded(make: Make) -> None:
     engine = make(slots=32, manager={"hint_share": 0.0})
     turn(engine, "r", KEYS[:6], session="s")
@@ -680,23 +387,6 @@ def test_with_a_budget_of_0_nothing_is_loaded(make: Make) -> None:
     (receipt,) = turn(engine, "q", KEYS[20:21], prefetch="s")
     assert receipt.reason == "the budget is 0"
     assert "load" not in engine.tiers[0].called()
-
-
-def test_ended_leases_leave_nothing(make: Make) -> None:
-    engine = make(slots=8, tiers=0, manager=ALL)
-    for number in range(100):
-        turn(engine, f"r{number}", KEYS[:2], pin="1h", end=True)
-    assert not engine.manager._primary.leases._ends
-
-
-def test_many_tenants_share_the_queue_of_prefetches(make: Make) -> None:
-    engine = left_pool(make)
-    waiting = engine.manager._hints._prefetcher.waiting
-    for number in range(300):
-        tenant = "" if number < 280 else "other"
-        turn(engine, f"q{number}", KEYS[20:21], resume_in=600, prefetch=True, tenant=tenant)
-    assert len(waiting) == 256
-    assert sum(one.request.tenant == "other" for one in waiting) == 20
 
 
 def test_a_displaced_prefetch_says_that_it_made_room(make: Make) -> None:

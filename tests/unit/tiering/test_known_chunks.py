@@ -155,14 +155,6 @@ def test_a_tier_that_is_out_or_not_asked_is_not_read(make: Make, is_drained: boo
     assert engine.tiers[0].calls == []
 
 
-def test_without_room_in_the_pool_the_miss_says_so(make: Make) -> None:
-    engine = with_known(make, slots=4)
-    engine.manager.prepare_store(KEYS[10:14], A)
-    assert engine.settle(B, *KEYS[:4])[0] == "MISS"
-    assert misses(engine)["primary_full"] >= 1
-    engine.manager.complete_store(KEYS[10:14], A, success=False)
-
-
 def test_behind_a_load_that_hangs_a_tier_is_asked_first(make: Make) -> None:
     engine = with_known(make, load_deadline="2s", max_lookup_deadline="50ms")
     tier = engine.tiers[0]

@@ -131,22 +131,6 @@ def test_ten_seconds_down_then_up_again_without_traffic(
     assert bool(re.search(skipped, caplog.text)) is with_traffic
 
 
-def test_while_it_is_open_a_lookup_is_a_miss_at_once_and_counted_apart(make_weak: Make) -> None:
-    engine = make_weak(retries=0)
-    stored_below(engine, KEYS[0])
-    engine.tiers[0].down = TierUnavailableError("connection refused")
-    for index in range(5):
-        settle(engine, KEYS[100 + index])
-    calls = len(engine.tiers[0].calls)
-    misses = engine.manager.stats[0].misses
-    before = misses["unavailable"]
-    assert settle(engine, KEYS[0]) == ("MISS", 0.0)
-    assert misses["unavailable"] == before + 1
-    assert "absent" not in misses
-    assert engine.manager.stats[1].reads_open == 1
-    assert len(engine.tiers[0].calls) == calls
-
-
 def test_a_full_disk_stops_stores(make_weak: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine = make_weak(slots=8)
     stored_below(engine, *KEYS[:4])

@@ -56,17 +56,6 @@ def test_a_tier_that_is_put_back_serves_what_it_has_and_gets_what_it_missed(make
     engine.at_rest()
 
 
-def test_the_next_tier_serves_meanwhile(make: Make) -> None:
-    engine = make(tiers=2)
-    stored_below(engine, KEYS[0])
-    drain(engine)
-    assert engine.settle(B, KEYS[0]) == ["HIT"]
-    engine.load(B, KEYS[0])
-    assert [stats.hit_chunks for stats in engine.manager.stats[1:]] == [0, 1]
-    assert counted(engine.manager.stats[0].misses) == {}
-    engine.at_rest()
-
-
 def test_what_is_under_way_ends_and_only_then_the_tier_is_idle(make: Make) -> None:
     engine = make()
     tier, client = engine.tiers[0], engine.manager.clients[0]

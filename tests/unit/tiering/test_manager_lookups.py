@@ -78,14 +78,6 @@ def a_load_that_will_fail(make: Make, first: RequestContext, second: RequestCont
     return engine
 
 
-def test_a_request_that_joined_a_load_falls_through_to_its_own_tiers_alone(make: Make) -> None:
-    engine = a_load_that_will_fail(make, B, CHOOSY)
-    engine.manager.on_request_finished(B)
-    assert engine.settle(CHOOSY, KEYS[0]) == ["MISS"]
-    assert "load" not in engine.tiers[1].called()
-    engine.at_rest()
-
-
 def test_a_request_that_joined_a_load_falls_through_to_all_of_its_own_tiers(make: Make) -> None:
     engine = a_load_that_will_fail(make, CHOOSY, B)
     assert engine.settle(B, KEYS[0]) == ["HIT"]

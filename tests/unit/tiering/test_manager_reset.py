@@ -71,20 +71,6 @@ def test_a_chunk_on_its_way_into_a_tier_is_purged_once_it_is_there(make: Make) -
     assert (purge.left, purge.forgotten) == ([], 1)
 
 
-def test_an_answer_to_a_question_of_before_means_nothing(make: Make) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    assert engine.look(B, KEYS[0]) == ["RETRY"]
-    engine.manager.on_schedule_end()
-    engine.manager.reset_cache()
-    assert engine.look(B, KEYS[0]) == ["RETRY"]
-    engine.runners[0].run_for(0.001)
-    engine.manager.on_schedule_end()
-    assert engine.look(B, KEYS[0]) == ["RETRY"], "the answer was to the question of before"
-    engine.step()
-    assert engine.settle(B, KEYS[0]) == ["HIT"]
-
-
 def test_a_load_that_was_not_handed_over_is_withdrawn(make: Make) -> None:
     engine = make()
     start_promotion(engine, KEYS[0])
@@ -106,18 +92,6 @@ def test_requests_live_on_and_those_that_ended_do_not(make: Make) -> None:
     engine.at_rest()
 
 
-def test_a_chunk_is_stored_anew_while_its_old_copy_still_goes(make: Make) -> None:
-    engine = make(slots=2, tiers=0)
-    old = engine.manager.prepare_store([KEYS[0]], A).slots
-    engine.manager.reset_cache()
-    new = engine.manager.prepare_store([KEYS[0]], A).slots
-    assert set(old).isdisjoint(new)
-    engine.manager.complete_store([KEYS[0]], A)
-    assert engine.look(B, KEYS[0]) == ["HIT"]
-    engine.manager.on_reset_flushed()
-    engine.at_rest()
-
-
 def test_a_reset_of_all_empties_the_tiers(make: Make) -> None:
     engine = make(tiers=2)
     stored_below(engine, *KEYS[:3])
@@ -134,20 +108,6 @@ def test_a_reset_of_all_empties_the_tiers(make: Make) -> None:
     engine.store(B, KEYS[0])
     engine.step()
     assert [len(tier._objects) for tier in engine.tiers] == [1, 1]
-
-
-def test_a_store_under_way_does_not_survive_a_reset_of_all(make: Make) -> None:
-    engine = make()
-    gate = engine.tiers[0].gate = asyncio.Event()
-    engine.store(A, KEYS[0])
-    engine.step()
-    engine.manager.reset_cache(ResetScope.ALL)
-    engine.step()
-    gate.set()
-    engine.step(times=2)
-    assert engine.settle(B, KEYS[0]) == ["MISS"]
-    engine.at_rest()
-    assert not engine.tiers[0]._objects
 
 
 def test_a_tier_that_could_not_be_emptied_is_not_used_until_it_was(make: Make) -> None:

@@ -165,6 +165,8 @@ def test_through_a_failed_store_is_offered_again(make: Make, beside: dict[str, s
     engine.store(A, *KEYS[:3])
     engine.at_rest()
     assert below(engine) == {KEYS[0], KEYS[2]}
+    stats = engine.manager.stats[1]
+    assert (stats.stored_chunks, stats.failures) == (2, {"store.failed": 1})
     engine.tiers[0].on_store = lambda transfer: None
     for _ in range(2):
         use(engine, *KEYS[:3])
@@ -181,17 +183,6 @@ def test_what_a_full_queue_dropped_is_offered_again(make: Make, options: dict[st
     assert below(engine) == set(KEYS[:2])
     use(engine, *KEYS[:3])
     assert below(engine) == set(KEYS[:3])
-
-
-def test_stores_of_a_request_that_ended_come_after_its_copies(make: Make) -> None:
-    engine = make()
-    engine.manager.prepare_store(KEYS[:2], A)
-    engine.manager.on_request_finished(A)
-    engine.step()
-    assert below(engine) == set()
-    engine.manager.complete_store(set(KEYS[:2]), A)
-    engine.at_rest()
-    assert below(engine) == set(KEYS[:2])
 
 
 def test_a_preempted_request_comes_back_with_its_store_in_flight(make: Make) -> None:

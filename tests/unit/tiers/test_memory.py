@@ -10,7 +10,6 @@ from kvtier_sdk import (
     Capability,
     ChunkNotFoundError,
     ConfigError,
-    CorruptChunkError,
     MemoryTier,
     OffloadKey,
     RequestContext,
@@ -51,13 +50,6 @@ def run_virtually(clock: VirtualClock, coroutine: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
-async def test_an_object_that_does_not_fit_is_corrupt(make_context: ContextFactory) -> None:
-    tier = make_tier(make_context())
-    await tier.store([transfer(b"a", payload_bytes=257)])
-    (error,) = await tier.load([transfer(b"a")])
-    assert isinstance(error, CorruptChunkError)
-
-
 @pytest.mark.parametrize("use", ["load", "touch", "store"])
 async def test_a_full_tier_forgets_the_least_recently_used(
     make_context: ContextFactory, removed: list[OffloadKey], use: str
@@ -87,12 +79,6 @@ async def test_deleting_reports_what_was_there(
     await tier.delete([b"a", b"x"])
     assert removed == [b"a"]
     assert await tier.usage() == Usage(1, OBJECT_BYTES, None)
-
-
-async def test_a_capacity_below_one_chunk_fails_at_open(make_context: ContextFactory) -> None:
-    await make_tier(make_context(), capacity=OBJECT_BYTES).open()
-    with pytest.raises(ConfigError, match="capacity 319 B is below one chunk"):
-        await make_tier(make_context(), capacity=OBJECT_BYTES - 1).open()
 
 
 def test_it_can_all_that_a_tier_may_in_a_place_of_its_own() -> None:
@@ -154,29 +140,6 @@ def test_a_chunk_expires_that_is_not_used(
         (verdict,) = await tier.load([transfer(b"a")])
         assert isinstance(verdict, ChunkNotFoundError)
         assert await tier.usage() == Usage(0, 0, None)
-
-    run_virtually(clock, scenario())
-
-
-@pytest.mark.parametrize("options", [{}, {"ttl": "1h"}])
-def test_no_use_extends_the_maximum_age(
-    make_context: ContextFactory, removed: list[OffloadKey], options: dict[str, str]
-) -> None:
-    clock = VirtualClock()
-    context = make_context(clock)
-
-    async def scenario() -> None:
-        tier = make_tier(context, max_age="2h", **options)
-        await tier.store([transfer(b"a"), transfer(b"b")])
-        for _ in range(3):
-            await clock.sleep(2000)
-            assert await tier.load([transfer(b"a")]) == [None]
-            await tier.touch([b"a"])
-            await tier.store([transfer(b"b")])
-        await clock.sleep(1300)
-        # Only storing a chunk again restarts its age.
-        assert await tier.lookup([b"a", b"b"], REQUEST) == [False, True]
-        assert removed == [b"a"]
 
     run_virtually(clock, scenario())
 

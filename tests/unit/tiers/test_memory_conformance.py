@@ -22,9 +22,3 @@ class TestMemoryTier(TierConformance):
 
     def aging_tier(self) -> TierLike:
         return "memory:?ttl=1s&max_age=2s"
-
-
-class TestMemoryTierOnASlowWire(TestMemoryTier):
-    @pytest.fixture
-    def tier(self) -> TierLike:
-        return "memory:?latency=2ms&bandwidth=1GiB"

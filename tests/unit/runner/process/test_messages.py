@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -103,31 +102,6 @@ def test_a_job_arrives_as_it_was(sent: Job) -> None:
 @given(st.lists(reports, max_size=8))
 def test_reports_arrive_as_they_were(sent: list[Any]) -> None:
     assert as_data(read_reports(write_reports(sent))) == as_data(sent)
-
-
-def mangled(data: st.DataObject, written: bytes) -> bytes:
-    changed = bytearray(written)
-    positions = st.integers(0, max(0, len(written) - 1))
-    for at in data.draw(st.lists(positions, max_size=4)) if written else ():
-        changed[at] = data.draw(st.integers(0, 255))
-    kept = data.draw(st.integers(0, len(changed)))
-    return bytes(changed[:kept]) + data.draw(st.binary(max_size=3))
-
-
-@pytest.mark.parametrize(
-    ("read", "bodies"),
-    [(read_job, jobs.map(write_job)), (read_reports, st.lists(reports).map(write_reports))],
-    ids=["job", "reports"],
-)
-@given(st.data())
-def test_a_mangled_body_raises_a_message_error_and_nothing_else(
-    read: Callable[[bytes], object], bodies: st.SearchStrategy[bytes], data: st.DataObject
-) -> None:
-    body = data.draw(bodies)
-    with contextlib.suppress(MessageError):
-        read(mangled(data, body))
-    with pytest.raises(MessageError):
-        read(body[: data.draw(st.integers(0, len(body) - 1))])
 
 
 Ends = tuple[Channel, socket.socket]

@@ -122,13 +122,6 @@ def test_an_abort_at_the_start_is_said_with_what_was_printed(
     assert "hunter2" not in caplog.text
 
 
-def test_stderr_is_in_the_tiers_log(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:
-    rig = make_rig(on_lookup="print_raw").open()
-    rig.do(Operation.LOOKUP, 0)
-    rig.close()
-    assert "held: stderr: last words" in caplog.text
-
-
 def test_a_process_that_lived_long_restarts_soon(make_rig: Make, clock: HeldBackClock) -> None:
     rig = make_rig().open()
     for restarts, lived_s in enumerate((0.0, 0.0, 30.0), start=1):
@@ -188,11 +181,6 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     assert not is_there(child)
     verdicts = set(rig.take())
     assert verdicts <= {"cancelled", "unavailable"}
-
-
-def test_a_line_that_cannot_be_logged_costs_nothing_else(make_rig: Make) -> None:
-    rig = make_rig(on_lookup="log_badly").open()
-    assert rig.do(Operation.LOOKUP, 0) == ["not_found"]
 
 
 def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,8 +100,8 @@ def test_the_process_ends_with_the_engine(tmp_path: Path, trouble: str, copy: st
 _BARE_ENGINE = """
     import pathlib, sys
     from support.runners import Operation, Rig
-    _, directory, kind, on_open = sys.argv
-    rig = Rig(kind, pathlib.Path(directory), on_open=on_open)
+    _, directory, on_open = sys.argv
+    rig = Rig("process", pathlib.Path(directory), on_open=on_open)
     note = f"{rig.pool.fd}"
     try:
         rig.client.open()
@@ -113,10 +113,8 @@ _BARE_ENGINE = """
 """
 
 
-def run_bare_engine(
-    directory: Path, closed: str, kind: str, on_open: str
-) -> subprocess.CompletedProcess[str]:
-    engine = [sys.executable, "-c", textwrap.dedent(_BARE_ENGINE), str(directory), kind, on_open]
+def run_bare_engine(directory: Path, closed: str, on_open: str) -> subprocess.CompletedProcess[str]:
+    engine = [sys.executable, "-c", textwrap.dedent(_BARE_ENGINE), str(directory), on_open]
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *engine],
         stderr=subprocess.PIPE,
@@ -127,19 +125,18 @@ def run_bare_engine(
 
 
 @pytest.mark.parametrize(
-    ("kind", "closed", "lowest", "on_open", "said"),
+    ("closed", "lowest", "on_open", "said"),
     [
-        *[("process", closed, n, "", "ok") for n, closed in enumerate(("<&-", ">&-", "2>&-"))],
-        ("process", "<&- >&- 2>&-", 0, "", "ok"),
-        ("process", "<&- >&- 2>&-", 0, "refuse", "connection refused"),
-        ("thread", "<&- >&- 2>&-", 0, "", "ok"),
+        ("2>&-", 2, "", "ok"),
+        ("<&- >&- 2>&-", 0, "", "ok"),
+        ("<&- >&- 2>&-", 0, "refuse", "connection refused"),
     ],
 )
 def test_an_engine_without_standard_streams(
-    tmp_path: Path, kind: str, closed: str, lowest: int, on_open: str, said: str
+    tmp_path: Path, closed: str, lowest: int, on_open: str, said: str
 ) -> None:
-    """A runner works even if the engine's pool or socket has a descriptor from 0 to 2."""
-    done = run_bare_engine(tmp_path, closed, kind, on_open)
+    """A process runs even if the engine's pool or socket has a descriptor from 0 to 2."""
+    done = run_bare_engine(tmp_path, closed, on_open)
     assert (done.returncode, done.stderr) == (0, "")
     note = (tmp_path / "note").read_text()
     assert note.startswith(f"{lowest} ")
@@ -148,7 +145,7 @@ def test_an_engine_without_standard_streams(
 
 def test_what_a_library_prints_goes_nowhere_where_there_are_no_streams(tmp_path: Path) -> None:
     """The output goes to /dev/null or into a pipe, never into the engine's socket."""
-    run_bare_engine(tmp_path, ">&- 2>&-", "process", "print_raw")
+    run_bare_engine(tmp_path, ">&- 2>&-", "print_raw")
     assert (tmp_path / "note").read_text().endswith("ok")
     assert [line.split(":")[0] for line in (tmp_path / "diary").read_text().split()[1:3]] == [
         "/dev/null",
