@@ -48,7 +48,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels dist compiled test-wheels test-install test-pythons sanitize check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -66,6 +66,7 @@ help:
 	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make dist                     what a release publishes, in dist/: wheels for each Python, sources, SBOM, checksums"
 	@echo "make test-install             install what make dist built where there is nothing but Python, for each Python"
+	@echo "make test-image               build deploy/Containerfile on Debian without a registry, and start it; as root"
 	@echo "make test-pythons             unit tests and kit on the other Pythons of this machine"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
@@ -248,8 +249,15 @@ test-wheels: wheels servers
 test-install: dist
 	$(PYTHON) tests/install.py $(PYTHONS)
 
+# As root; debootstrap takes minutes.
+test-image: dist
+	@{ command -v buildah && command -v debootstrap; } >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah crun debootstrap; }
+	$(BIN)/python tests/image.py
+
 test-pythons: dist
 	@for python in $(PYTHONS); do \
+		[ "$$($$python -V)" = "$$($(BIN)/python -V)" ] || \
 		$(BIN)/python tests/wheels.py --python $$python $(SIDE_BY_SIDE) || exit 1; done
 
 check: setup
