@@ -27,7 +27,8 @@ DIST_VENV := .venv-dist
 MINORS := 3.11 3.12 3.13
 PYTHONS ?= $(shell for minor in $(MINORS); do \
 	for python in python$$minor $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$minor.*/bin/python; do \
-		$$python -c 'import sys; print(sys.executable)' 2>/dev/null && break; done; done)
+		found=$$($$python -c 'import sys; print(sys.executable)' 2>/dev/null) && break; done; \
+	if [ -n "$$found" ]; then echo $$found; else echo "left out: there is no python$$minor" >&2; fi; done)
 
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 

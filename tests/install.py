@@ -10,6 +10,7 @@ conformance kit. "make dist" builds the wheels. Without root, the kernel must al
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -67,11 +68,28 @@ for command in (
 
 
 def main() -> int:
-    """Return 1 if an installation fails."""
+    """Return 1 if the release is not whole, or an installation fails."""
+    check_release()
     faults = [python for python in sys.argv[1:] if not tried(python)]
     if faults:
         print("failed:", *faults, file=sys.stderr)
     return 1 if faults or len(sys.argv) < 2 else 0
+
+
+def check_release() -> None:
+    """Fail unless each file has its checksum, and the SBOM names each package."""
+    checks = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    subprocess.run(checks, cwd=DIST, check=True)
+    sums = (DIST / "SHA256SUMS").read_text()
+    (sbom,) = DIST.glob("*.cdx.json")
+    listed = json.loads(sbom.read_text())
+    components = [listed["metadata"]["component"], *listed["components"]]
+    names = {one["name"].replace("-", "_") for one in components}
+    for file in (*DIST.glob("*.whl"), *DIST.glob("*.tar.gz"), sbom):
+        assert f"  {file.name}\n" in sums, f"{file.name} has no checksum"
+        assert file == sbom or file.name.partition("-")[0] in names, (
+            f"{sbom.name} lacks {file.name}"
+        )
 
 
 def tried(python: str) -> bool:
