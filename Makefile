@@ -20,6 +20,16 @@ VLLM_VENV := .venv-vllm
 LMCACHE_VENV := .venv-lmcache
 SGLANG_VENV := .venv-sglang
 
+# A release is built and checked by tools of its own.
+DIST_VENV := .venv-dist
+
+# Every Python that kvtier supports and this machine has, on the path or from pyenv.
+MINORS := 3.11 3.12 3.13
+PYTHONS ?= $(shell for minor in $(MINORS); do \
+	for python in python$$minor $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$minor.*/bin/python; do \
+		found=$$($$python -c 'import sys; print(sys.executable)' 2>/dev/null) && break; done; \
+	if [ -n "$$found" ]; then echo $$found; else echo "left out: there is no python$$minor" >&2; fi; done)
+
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Tests run side by side, two for each core: many of them only wait. A worker that has none left
@@ -39,7 +49,7 @@ REQUESTS ?= 4000
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached prometheus mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels compiled test-wheels sanitize check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -55,6 +65,10 @@ help:
 	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"
 	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
+	@echo "make dist                     what a release publishes, in dist/: wheels for each Python, sources, SBOM, checksums"
+	@echo "make test-install             install what make dist built where there is nothing but Python, for each Python"
+	@echo "make test-image               build deploy/Containerfile on Debian without a registry, and start it; as root"
+	@echo "make test-pythons             unit tests and kit on the other Pythons of this machine"
 	@echo "make check                    ruff, mypy --strict, import layers"
 	@echo "make docs                     docs/ and the API reference as a site, in site/"
 	@echo "make soak [SEEDS=1000]        simulate that many seeds; SEED=7 plays one of them again"
@@ -116,6 +130,13 @@ prometheus:
 			&& apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } \
 		|| { echo "prometheus is missing and could not be downloaded: as root, apt-get install prometheus" >&2; exit 1; }
 
+# The base for Kubernetes is rendered by its kustomize.
+kubectl:
+	@command -v kubectl >/dev/null || [ -x .kubectl/usr/bin/kubectl ] \
+		|| { apt-get update -qq && mkdir -p .kubectl && cd .kubectl \
+			&& apt-get download -qq kubernetes-client && dpkg -x kubernetes-client_*.deb . && rm kubernetes-client_*.deb; } \
+		|| { echo "kubectl is missing and could not be downloaded: as root, apt-get install kubernetes-client" >&2; exit 1; }
+
 # The wheel of the Mooncake tier's client brings its server, but not these libraries.
 mooncake:
 	@(for name in libibverbs libnuma libcurl; do ldconfig -p | grep -q "$$name\.so" || exit 1; done) \
@@ -123,7 +144,7 @@ mooncake:
 		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
 
 # Everything that a test starts.
-servers: redis-server memcached prometheus mooncake azurite
+servers: redis-server memcached prometheus kubectl mooncake azurite
 
 # Azure's emulator. Its tests are skipped where there is no npm.
 azurite: .azurite/.setup
@@ -185,10 +206,26 @@ COMPILED := $(if $(shell command -v $(CC)),HATCH_BUILD_HOOK_ENABLE_CUSTOM=1)
 
 wheels: setup
 	@$(if $(COMPILED),,echo "There is no C compiler ($(CC)): the core's wheel is pure Python")
-	@rm -f dist/*.whl
+	@rm -f dist/*.whl dist/SHA256SUMS
 	@$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist .
 	@for package in backends/*/ engines/*/; do \
 		$(COMPILED) $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package || exit 1; done
+
+$(DIST_VENV)/.setup: requirements-dist.txt
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python $(PIP_INSTALL) --no-compile -r requirements-dist.txt
+	@touch $@
+
+# Compilation takes a minute for each Python.
+COMPILED_FOR ?= $(PYTHONS)
+
+# "make wheels" removes the checksums, because it replaces the wheels.
+SOURCES = $(shell find kvtier_sdk backends/*/kvtier_* engines/*/kvtier_* -name '*.py' -o -name '*.c') \
+	hatch_build.py backends/file/hatch_build.py $(wildcard pyproject.toml */*/pyproject.toml)
+
+dist: dist/SHA256SUMS
+dist/SHA256SUMS: $(DIST_VENV)/.setup scripts/dist.py $(SOURCES)
+	$(DIST_VENV)/bin/python scripts/dist.py $(COMPILED_FOR)
 
 # What the wheels have compiled, for programs that find it on the path before the checkout.
 compiled: wheels
@@ -209,6 +246,20 @@ sanitize: setup
 
 test-wheels: wheels servers
 	$(BIN)/python tests/wheels.py $(SIDE_BY_SIDE)
+
+test-install: dist
+	$(PYTHON) tests/install.py $(PYTHONS)
+
+# As root; debootstrap takes minutes.
+test-image: dist
+	@{ command -v buildah && command -v debootstrap; } >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah crun debootstrap; }
+	$(BIN)/python tests/image.py
+
+test-pythons: dist
+	@for python in $(PYTHONS); do \
+		[ "$$($$python -V)" = "$$($(BIN)/python -V)" ] || \
+		$(BIN)/python tests/wheels.py --python $$python $(SIDE_BY_SIDE) || exit 1; done
 
 check: setup
 	$(BIN)/ruff check .
@@ -321,4 +372,4 @@ docs: $(DOCS_VENV)/.setup
 	PATH="$(CURDIR)/$(DOCS_VENV)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 clean:
-	rm -rf $(CODER) $(VENV) $(DEMO_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(SGLANG_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(CODER) $(VENV) $(DEMO_VENV) $(DIST_VENV) $(VLLM_VENV) $(LMCACHE_VENV) $(SGLANG_VENV) $(DOCS_VENV) $(FUZZ_VENV) $(PROMETHEUS) .kubectl site .mypy_cache .pytest_cache .ruff_cache .hypothesis

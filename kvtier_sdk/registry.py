@@ -204,7 +204,7 @@ def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
     found = []
     for point in entry_points(group=group):
         # A package without a name is a rest that pip left when it was interrupted.
-        if point.dist is not None and point.dist.name:
+        if point.dist is not None and "Name" in point.dist.metadata:
             info = BackendInfo(point.name, point.dist.name, point.dist.version, point.value)
             found.append(_Found(info, point))
     return found

