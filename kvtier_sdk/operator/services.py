@@ -16,7 +16,6 @@ from typing import Any
 from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.metrics import TierStats
@@ -66,16 +65,8 @@ class OperatorServices:
                 clock=clock,
             )
             self._stack.callback(self.recorder.close)
-        self.publisher: EventPublisher | None = None
-        if config.events_endpoint is not None:
-            self.publisher = EventPublisher(
-                config.events_endpoint,
-                config.events_replay_endpoint,
-                topic=config.events_topic,
-                tokens=config.events_tokens,
-                rank=rank,
-                clock=clock,
-            )
+        self.publisher = config.open_publisher(clock, rank=rank, tokens=config.events_tokens)
+        if self.publisher is not None:
             self._stack.callback(self.publisher.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
@@ -83,8 +74,6 @@ class OperatorServices:
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
-        if self.publisher is not None:
-            self.publisher.stores = lambda: manager.clients
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return
