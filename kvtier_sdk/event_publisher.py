@@ -62,7 +62,7 @@ class AnnouncedChunks:
         self._copies: dict[tuple[object, int], dict[int, int]] = {}
 
     def __len__(self) -> int:
-        """Count the chunks, each once for every tier that has it."""
+        # Each chunk counts once for every tier that has it.
         return sum(map(len, self._tiers.values()))
 
     def apply(self, event: OffloadingEvent) -> Iterator[_Event]:
@@ -155,21 +155,6 @@ class EventOptions(StrictModel):
     events_replay_endpoint: str | None = Field(None, min_length=1)
     events_topic: str = ""
 
-    def open_publisher(
-        self, clock: Clock, *, rank: int = 0, tokens: bool = False
-    ) -> EventPublisher | None:
-        """Open the endpoints, or return ``None`` if none is given.
-
-        ``clock`` is the source of time. ``rank`` is added to both ports. ``tokens`` is true if only
-        chunks with a note are announced.
-
-        Raises:
-            ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
-        """
-        if self.events_endpoint is None:
-            return None
-        return EventPublisher(self, clock, rank=rank, tokens=tokens)
-
 
 class EventPublisher:
     """A publisher of events for routers, in a thread of its own.
@@ -180,7 +165,7 @@ class EventPublisher:
     router that outlives its engine notices the new one.
 
     Args:
-        options: the endpoints and the topic.
+        options: the topic, and the endpoints, of which the first is needed.
         clock: the source of time.
         rank: the engine's number among data-parallel ones, which is added to both ports.
         tokens: as for :class:`AnnouncedChunks`.

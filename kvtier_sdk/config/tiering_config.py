@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, InstanceOf, JsonValue, field_validator, model_validator
 
@@ -96,13 +96,6 @@ class TieringConfig(ServiceOptions, PoolOptions):
     admin_socket: str | None = Field(None, min_length=1)
     events_tokens: Flag = False
     tiers: tuple[InstanceOf[TierSpec], ...] = ()
-
-    @property
-    def inventory(self) -> Literal["off", "hashes", "tokens"]:
-        """The facts about chunks that routers get."""
-        if self.events_endpoint is None:
-            return "off"
-        return "tokens" if self.events_tokens else "hashes"
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:

@@ -14,7 +14,7 @@ from kvtier_sdk.engine.model_tier import ModelTier, Work
 from kvtier_sdk.engine.replica_lease import ReplicaLease
 from kvtier_sdk.engine.request_hints import read_request
 from kvtier_sdk.engine.tools import EngineTools
-from kvtier_sdk.event_publisher import EventOptions
+from kvtier_sdk.event_publisher import EventOptions, EventPublisher
 from kvtier_sdk.events import PRIMARY, ChunkNote, announce_blocks
 from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
 from kvtier_sdk.opening.tiers import open_manager, open_tier
@@ -48,6 +48,7 @@ __all__ = [
     "EngineSlots",
     "EngineTools",
     "EventOptions",
+    "EventPublisher",
     "KVGroup",
     "KVTensor",
     "LoadSpec",

@@ -95,15 +95,14 @@ def open_manager(
             policy_now_s=policy_now_s,
             announce=announce,
         )
-        facts: Any = {"verify": config.verify, "inventory": config.inventory}
+        told = "tokens" if config.events_tokens else "hashes"
+        facts: Any = {"verify": config.verify, "inventory": told if announce else "off"}
+        hears: Any = {"notify": notify, "announce": announce}
         specs = [
             replace(spec if engine_waits else spec.in_background(), **facts)
             for spec in config.tiers
         ]
-        runners = [
-            make_runner(spec, pool, namespace=bound, clock=clock, notify=notify, announce=announce)
-            for spec in specs
-        ]
+        runners = [make_runner(spec, pool, namespace=bound, clock=clock, **hears) for spec in specs]
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:

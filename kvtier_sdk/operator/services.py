@@ -16,6 +16,7 @@ from typing import Any
 from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.metrics import TierStats
@@ -65,8 +66,9 @@ class OperatorServices:
                 clock=clock,
             )
             self._stack.callback(self.recorder.close)
-        self.publisher = config.open_publisher(clock, rank=rank, tokens=config.events_tokens)
-        if self.publisher is not None:
+        self.publisher: EventPublisher | None = None
+        if config.events_endpoint is not None:
+            self.publisher = EventPublisher(config, clock, rank=rank, tokens=config.events_tokens)
             self._stack.callback(self.publisher.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:

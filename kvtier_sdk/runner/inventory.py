@@ -125,8 +125,7 @@ class Inventory:
 
     async def _scan(self) -> None:
         with self.during() as gone:
-            self._scan_number += 1
-            number = self._scan_number
+            number = self._scan_number = self._scan_number + 1
             found: dict[OffloadKey, bytes] = {}
             segments: set[OffloadKey] = set()
             count = 0

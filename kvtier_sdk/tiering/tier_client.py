@@ -138,9 +138,8 @@ class TierClient:
         self.pace: Pace = Pace(spec.runner, chunk_bytes)
         self._outages = Outages(self.stats, self._log_end)
         tier_class = spec.tier_class
-        self._events = EventLog(
-            spec.name, tier_class.medium, tier_class.locality, is_enabled=events
-        )
+        of = spec.name, tier_class.medium, tier_class.locality
+        self._events = EventLog(*of, is_enabled=events)
         self._note_of = note_of
         self._job_ids = itertools.count(1)
         # The collected jobs in order, and for each request the load to which chunks are added.

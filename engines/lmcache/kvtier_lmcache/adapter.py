@@ -45,6 +45,7 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.engine import (
     EngineMemory,
+    EventPublisher,
     ModelTier,
     OverlappingSlots,
     Work,
@@ -122,8 +123,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._notifiers = {
                 operation: stack.enter_context(create_event_notifier()) for operation in self._done
             }
-            self._publisher = self._options.open_publisher(self._clock, tokens=True)
-            if self._publisher is not None:
+            self._publisher: EventPublisher | None = None
+            if self._options.events_endpoint is not None:
+                self._publisher = EventPublisher(self._options, self._clock, tokens=True)
                 stack.callback(self._publisher.close)
             if self._options.metrics_port is not None:
                 stack.enter_context(

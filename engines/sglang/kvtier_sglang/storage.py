@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvtier_sdk import Operation, SystemClock, TierStats, metric_samples, serve_metrics
-from kvtier_sdk.engine import ModelTier, announce_blocks
+from kvtier_sdk.engine import EventPublisher, ModelTier, announce_blocks
 from kvtier_sglang.config import StorageConfig
 from kvtier_sglang.identity import PageIdentity
 from kvtier_sglang.pages import PlacedPages, pages_of
@@ -66,8 +66,9 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         self._moved: dict[Operation, list[tuple[int, float]]] = {_LOAD: [], _STORE: []}
         with ExitStack() as stack:
             rank = storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank
-            self._publisher = self._options.open_publisher(self._clock, rank=rank, tokens=True)
-            if self._publisher is not None:
+            self._publisher: EventPublisher | None = None
+            if (options := self._options).events_endpoint is not None:
+                self._publisher = EventPublisher(options, self._clock, rank=rank, tokens=True)
                 stack.callback(self._publisher.close)
             if self._options.metrics_port is not None:
                 stack.enter_context(

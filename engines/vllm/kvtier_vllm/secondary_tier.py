@@ -29,7 +29,14 @@ from kvtier_sdk import (
     TierStats,
     Verdict,
 )
-from kvtier_sdk.engine import ComputeRate, EngineSlots, TierClient, TierListener, open_tier
+from kvtier_sdk.engine import (
+    ComputeRate,
+    EngineSlots,
+    EventPublisher,
+    TierClient,
+    TierListener,
+    open_tier,
+)
 from kvtier_vllm import compat
 from kvtier_vllm.engine_log import join_engine_log
 from kvtier_vllm.identity import THEIR_SLOTS, Identity
@@ -135,10 +142,10 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._resources = ExitStack()
         self._resources.callback(self._slots.close)
         try:
-            self._publisher = self._options.open_publisher(
-                self._clock, rank=offloading_spec.config.parallel.data_parallel_index
-            )
-            if self._publisher is not None:
+            self._publisher: EventPublisher | None = None
+            if entry.options.events_endpoint is not None:
+                rank = offloading_spec.config.parallel.data_parallel_index
+                self._publisher = EventPublisher(entry.options, self._clock, rank=rank)
                 self._resources.callback(self._publisher.close)
             self._identity = Identity(
                 offloading_spec.config,

@@ -14,7 +14,7 @@ import logging
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Annotated, Any
 
@@ -50,6 +50,7 @@ def _plain(value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+write_event: Callable[[OffloadingEvent], bytes] = _encode
 _job_decoder = msgspec.msgpack.Decoder(_JobFields)
 _reports_decoder = msgspec.msgpack.Decoder(list[SentReport])
 _event_decoder = msgspec.msgpack.Decoder(OffloadingEvent)
@@ -186,10 +187,6 @@ def read_reports(body: bytes) -> list[SentReport]:
         return _reports_decoder.decode(body)
     except _MALFORMED as error:
         raise MessageError(f"malformed reports: {error}") from None
-
-
-def write_event(event: OffloadingEvent) -> bytes:
-    return _encode(event)
 
 
 def read_event(body: bytes) -> OffloadingEvent:

@@ -162,8 +162,8 @@ def test_a_router_hears_what_the_store_has_whoever_changes_it(
 
         assert host.store(PROMPT) == len(PROMPT)
         router.await_blocks(blocks(PROMPT))
-        assert store_elsewhere([8, 9], ours, url=url) == 2
-        assert store_elsewhere([10, 11], theirs, url=url) == 2
+        assert store_elsewhere([8, 9], ours, url=url, runner=runner) == 2
+        assert store_elsewhere([10, 11], theirs, url=url, runner=runner) == 2
         router.await_blocks(blocks(PROMPT, [8, 9]))
         # Without its keys or its values, a page is not there.
         names = [page.encode().hex() for page in host.hashes(PROMPT)[6:]]
