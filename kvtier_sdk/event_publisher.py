@@ -46,11 +46,8 @@ class AnnouncedChunks:
 
     It turns tiers' events into a router's. A block is announced once for each medium and locality,
     however many tiers and chunks have it there, and withdrawn with the last of them, so that the
-    events are right for routers that count and for those that do not.
-
-    Args:
-        tokens: true to announce only chunks with a note, with their tokens; false to announce the
-            hashes alone.
+    events are right for routers that count and for those that do not. ``tokens`` is as for
+    :class:`EventPublisher`.
     """
 
     def __init__(self, *, tokens: bool) -> None:
@@ -168,7 +165,8 @@ class EventPublisher:
         options: the topic, and the endpoints, of which the first is needed.
         clock: the source of time.
         rank: the engine's number among data-parallel ones, which is added to both ports.
-        tokens: as for :class:`AnnouncedChunks`.
+        tokens: true to announce only chunks with a note, with their tokens; false to announce the
+            hashes alone.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
