@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import ChainMap, deque
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
+from pydantic import Field
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.events import ChunkNote, OffloadingEvent, PrefixOrder, read_note
+from kvtier_sdk.events import Announce, ChunkNote, OffloadingEvent, parents_first, read_note
+from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
 #: The thread looks for events this often, and sends a batch this often even without an event, so
@@ -21,7 +23,14 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 _TURN_MS = 50
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
+#: What is kept for a router that has missed some.
+_MOST_KEPT = 10_000
+_MOST_KEPT_BYTES = 64 << 20
+#: The most batches that wait for a router to read them: new ones, and those of an answer.
 _MOST_UNREAD = 1000
+_MOST_UNREAD_ANSWERS = 16
+#: An answer is given up if the router reads none of its batches for this long.
+_PATIENCE_MS = 5000
 #: The end of an answer to a router.
 _END = (-1).to_bytes(8, "big", signed=True)
 
@@ -30,9 +39,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 _Event: TypeAlias = dict[str, Any]
-_Place: TypeAlias = tuple[Medium, Locality]
-
-_UNKNOWN: tuple[frozenset[str], bytes] = frozenset(), b""
 
 
 class AnnouncedChunks:
@@ -40,64 +46,52 @@ class AnnouncedChunks:
 
     It turns tiers' events into a router's. A block is announced once for each medium and locality,
     however many tiers and chunks have it there, and withdrawn with the last of them, so that the
-    events are right for routers that count and for those that do not.
-
-    Args:
-        tokens: true to announce only chunks with a note, with their tokens; false to announce the
-            hashes alone.
+    events are right for routers that count and for those that do not. ``tokens`` is as for
+    :class:`EventPublisher`.
     """
 
     def __init__(self, *, tokens: bool) -> None:
         self._tokens = tokens
-        # For each chunk, the names of the tiers that have it, and its note.
-        self._chunks: dict[OffloadKey, tuple[frozenset[str], bytes]] = {}
-        self._places: dict[str, _Place] = {}
+        # The chunks of each tier with their notes, and where the tier keeps them.
+        self._tiers: dict[str, dict[OffloadKey, bytes]] = {}
+        self._places: dict[str, tuple[Medium, Locality]] = {}
         # For each place and group, how many copies there are of each announced block.
-        self._copies: dict[tuple[_Place, int], dict[int, int]] = {}
+        self._copies: dict[tuple[object, int], dict[int, int]] = {}
+
+    def __len__(self) -> int:
+        # Each chunk counts once for every tier that has it.
+        return sum(map(len, self._tiers.values()))
 
     def apply(self, event: OffloadingEvent) -> Iterator[_Event]:
         """Yield the router's events that follow from a tier's ``event``."""
         tier = event.tier
         self._places[tier] = event.medium, event.locality
-        if not event.removed:
-            notes = event.notes or [b""] * len(event.keys)
-            for key, note in zip(event.keys, notes, strict=True):
-                yield from self._stored(tier, key, note, event.session)
+        own = self._tiers.setdefault(tier, {})
+        if event.removed:
+            for key in event.keys or list(own):
+                if key in own:
+                    yield from self._withdraw(tier, key, own.pop(key))
             return
-        keys = event.keys or [key for key, (tiers, _) in self._chunks.items() if tier in tiers]
-        for key in keys:
-            tiers, note = self._chunks.get(key, _UNKNOWN)
-            if tier in tiers:
-                yield from self._withdraw(tier, key, note)
-                self._chunks[key] = tiers - {tier}, note
-                if len(tiers) == 1:
-                    del self._chunks[key]
+        notes = (self._tokens and event.notes) or [b""] * len(event.keys)
+        for key, told in zip(event.keys, notes, strict=True):
+            note = next(filter(None, (chunks.get(key) for chunks in self._tiers.values())), told)
+            for name, chunks in self._tiers.items():
+                is_new = name == tier and key not in chunks
+                if is_new or (note and chunks.get(key) == b""):
+                    chunks[key] = note
+                    yield from self._announce(name, key, note, event.session)
 
     def snapshot(self) -> Iterator[_Event]:
         """Yield the events after which a router knows all announced chunks and no others."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
-        order = PrefixOrder()
-        for key, (_, note) in self._chunks.items():
-            if note:
-                order.add(key, note)
-        for key in order.sort(self._chunks):
-            tiers, note = self._chunks[key]
-            for tier in sorted(tiers):
-                yield from self._announce(tier, key, note)
-        self._copies = copies
-
-    def _stored(
-        self, tier: str, key: OffloadKey, note: bytes, session: str | None
-    ) -> Iterator[_Event]:
-        tiers, known = self._chunks.get(key, _UNKNOWN)
-        if self._tokens and note and not known:
-            known = note
-            for other in sorted(tiers):
-                yield from self._announce(other, key, note)
-        if tier not in tiers:
-            yield from self._announce(tier, key, known, session)
-        self._chunks[key] = tiers | {tier}, known
+        try:
+            for key in parents_first(ChainMap(*self._tiers.values())):
+                for tier, chunks in self._tiers.items():
+                    if key in chunks:
+                        yield from self._announce(tier, key, chunks[key])
+        finally:
+            self._copies = copies
 
     def _announce(
         self, tier: str, key: OffloadKey, note: bytes, session: str | None = None
@@ -143,8 +137,20 @@ class AnnouncedChunks:
         return blocks, told, self._copies.setdefault((place, group), {})
 
 
-class _Store(Protocol):
-    def take_inventory(self) -> Iterable[OffloadingEvent]: ...
+class EventOptions(StrictModel):
+    """The options of an engine that announces chunks to request routers.
+
+    Attributes:
+        events_endpoint: address on which request routers hear which chunks the engine's tiers
+            have, such as ``tcp://*:5557``; no announcements if absent.
+        events_replay_endpoint: address on which routers ask for events that they have missed, or
+            for all chunks, such as ``tcp://*:5558``.
+        events_topic: topic of the events.
+    """
+
+    events_endpoint: str | None = Field(None, min_length=1)
+    events_replay_endpoint: str | None = Field(None, min_length=1)
+    events_topic: str = ""
 
 
 class EventPublisher:
@@ -156,30 +162,18 @@ class EventPublisher:
     router that outlives its engine notices the new one.
 
     Args:
-        endpoint: where to publish, such as ``tcp://*:5557``.
-        replay_endpoint: where routers ask for what they have missed; ``None`` for nowhere.
-        topic: the topic of all batches.
-        tokens: as for :class:`AnnouncedChunks`.
-        rank: the engine's number among data-parallel ones, which is added to both ports.
+        options: the topic, and the endpoints, of which the first is needed.
         clock: the source of time.
-        kept_batches: number of batches that are kept for a router that has missed some.
-        kept_bytes: the most bytes of these batches.
+        rank: the engine's number among data-parallel ones, which is added to both ports.
+        tokens: true to announce only chunks with a note, with their tokens; false to announce the
+            hashes alone.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
     """
 
     def __init__(
-        self,
-        endpoint: str,
-        replay_endpoint: str | None,
-        *,
-        topic: str,
-        tokens: bool,
-        rank: int,
-        clock: Clock,
-        kept_batches: int = 10_000,
-        kept_bytes: int = 64 << 20,
+        self, options: EventOptions, clock: Clock, *, rank: int = 0, tokens: bool = False
     ) -> None:
         try:
             import zmq
@@ -188,21 +182,20 @@ class EventPublisher:
                 "option 'events_endpoint' needs zmq: pip install 'kvtier-sdk[events]'"
             ) from None
         self._clock = clock
-        self._topic = topic.encode()
+        self._topic = options.events_topic.encode()
         self._rank = rank
         self._chunks = AnnouncedChunks(tokens=tokens)
         self._events: deque[OffloadingEvent] = deque()
         self._kept: deque[tuple[int, bytes]] = deque()
-        self._most_batches, self._left_bytes = kept_batches, kept_bytes
+        self._kept_bytes = 0
         self._next = int(clock.wall_s() * 1e6)
-        #: Returns the tiers whose inventories the thread takes.
-        self.stores: Callable[[], Iterable[_Store]] = lambda: ()
+        self._source: object = None
         self._context = zmq.Context()
         try:
-            self._pub = self._bind(zmq.PUB, "events_endpoint", endpoint)
+            self._pub = self._bind(zmq.PUB, "events_endpoint", options)
             self._router = None
-            if replay_endpoint is not None:
-                self._router = self._bind(zmq.ROUTER, "events_replay_endpoint", replay_endpoint)
+            if options.events_replay_endpoint is not None:
+                self._router = self._bind(zmq.ROUTER, "events_replay_endpoint", options)
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -214,19 +207,37 @@ class EventPublisher:
         """Queue an event; any thread may call this."""
         self._events.append(event)
 
+    def source(self) -> Announce:
+        """Return a function like :meth:`put` that does nothing once there is a newer source.
+
+        An engine that opens its tiers anew needs a new one, because the old tiers still speak.
+        """
+        source = self._source = object()
+
+        def announce(event: OffloadingEvent) -> None:
+            if self._source is source:
+                self.put(event)
+
+        return announce
+
     def close(self) -> None:
         """Publish what is queued, and end the thread."""
         self._ending.set()
         self._thread.join()
         self._context.destroy(linger=100)
 
-    def _bind(self, kind: int, option: str, endpoint: str) -> Any:
+    def _bind(self, kind: int, option: str, options: EventOptions) -> Any:
         import zmq
 
         socket = self._context.socket(kind)
-        # A router that is slow to read its snapshot must get all of it. A router that is slow to
-        # read the batches loses some, and asks for them.
-        socket.set_hwm(0 if kind == zmq.ROUTER else _MOST_UNREAD)
+        # A router that is slow to read batches loses some, and asks for them. Then this thread
+        # waits for the router, so that not all of the answer is in memory.
+        socket.set_hwm(_MOST_UNREAD)
+        if kind == zmq.ROUTER:
+            socket.set_hwm(_MOST_UNREAD_ANSWERS)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.SNDTIMEO, _PATIENCE_MS)
+        endpoint = getattr(options, option)
         head, colon, port = endpoint.rpartition(":")
         if port.isdecimal():
             endpoint = f"{head}{colon}{int(port) + self._rank}"
@@ -247,8 +258,6 @@ class EventPublisher:
                     self._ending.wait(_TURN_MS / 1000)
                 elif self._router.poll(_TURN_MS):
                     self._answer(self._router)
-                for store in self.stores():
-                    self._events += store.take_inventory()
                 is_due = self._clock.now_s() >= next_beat_s
                 if is_due:
                     next_beat_s = self._clock.now_s() + _HEARTBEAT_S
@@ -260,19 +269,20 @@ class EventPublisher:
     def _publish(self, at_least: int = 0) -> None:
         events: list[_Event] = []
         while self._events:
-            events += self._chunks.apply(self._events.popleft())
-            if len(events) >= _BATCH_EVENTS:
-                self._send(events)
-                events, at_least = [], 0
+            for event in self._chunks.apply(self._events.popleft()):
+                events.append(event)
+                if len(events) == _BATCH_EVENTS:
+                    self._send(events)
+                    events, at_least = [], 0
         if events or at_least:
             self._send(events)
 
     def _send(self, events: list[_Event]) -> None:
         batch = self._batch(events)
         self._kept.append((self._next, batch))
-        self._left_bytes -= len(batch)
-        while len(self._kept) > self._most_batches or self._left_bytes < 0:
-            self._left_bytes += len(self._kept.popleft()[1])
+        self._kept_bytes += len(batch)
+        while len(self._kept) > _MOST_KEPT or self._kept_bytes > _MOST_KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft()[1])
         self._pub.send_multipart([self._topic, self._next.to_bytes(8, "big"), batch])
         self._next += 1
 
@@ -281,20 +291,24 @@ class EventPublisher:
 
     def _answer(self, router: Any) -> None:
         """Answer a router's number with the batches since then, or with a snapshot."""
+        import zmq
+
         self._publish()
         asker, *_, start_bytes = router.recv_multipart()
         start = int.from_bytes(start_bytes, "big")
-        batches = [(number, batch) for number, batch in self._kept if number >= start]
-        if start < self._next and (not batches or batches[0][0] > start):
-            snapshot = [*self._snapshot()]
-            first = self._next - len(snapshot)
-            batches = list(enumerate(snapshot, first))
-        for number, batch in [*batches, (-1, b"")]:
-            head = _END if number < 0 else number.to_bytes(8, "big")
-            topic = self._topic if batch else b""
-            router.send_multipart([asker, b"", topic, head, batch])
+        has_all = start >= self._next or (self._kept and self._kept[0][0] <= start)
+        kept = (one for one in self._kept if one[0] >= start)
+        try:
+            for number, batch in kept if has_all else self._snapshot():
+                head = number.to_bytes(8, "big")
+                router.send_multipart([asker, b"", self._topic, head, batch])
+            router.send_multipart([asker, b"", b"", _END, b""])
+        except zmq.ZMQError as error:
+            _log.debug("a router does not read its answer: %s", error)
 
-    def _snapshot(self) -> Iterator[bytes]:
+    def _snapshot(self) -> Iterator[tuple[int, bytes]]:
+        """Yield batches up to the last number, the last of them perhaps empty."""
         events = self._chunks.snapshot()
-        while part := [*islice(events, _BATCH_EVENTS)]:
-            yield self._batch(part)
+        most = 1 + len(self._chunks) // _BATCH_EVENTS
+        for number in range(self._next - most, self._next):
+            yield number, self._batch([*islice(events, _BATCH_EVENTS)])

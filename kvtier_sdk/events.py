@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import msgspec
 
-from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
+from kvtier_sdk.types import Locality, Medium, OffloadKey, make_offload_key, split_offload_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,10 @@ class OffloadingEvent:
     removed: bool
     notes: Sequence[bytes] = ()
     session: str | None = None
+
+
+#: A function that takes an event for routers. Any thread may call it.
+Announce: TypeAlias = Callable[[OffloadingEvent], None]
 
 
 class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -73,31 +78,71 @@ def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
         return ChunkNote([], None, [], 0)
 
 
-class PrefixOrder:
-    """The order of chunks in which each follows its parent."""
+def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
+    """Yield the chunks, each after its parent if ``notes`` has the parent's note."""
+    # The last blocks of the chunks that are still to come, and the chunks that wait for a block.
+    to_come = {_ends(key, note)[1] for key, note in notes.items() if note} - {None}
+    waiting: dict[int | None, list[OffloadKey]] = {}
+    for first in notes:
+        line = [first]
+        while line:
+            key = line.pop()
+            parent, last = _ends(key, notes[key])
+            if parent in to_come and parent != last:
+                waiting.setdefault(parent, []).append(key)
+                continue
+            yield key
+            to_come.discard(last)
+            line += waiting.pop(last, ())
+    for circle in waiting.values():  # of malformed notes
+        yield from circle
 
-    def __init__(self) -> None:
-        # The hash of each chunk's parent, and the chunk that ends with a hash, by group.
-        self._parents: dict[OffloadKey, int | None] = {}
-        self._by_end: dict[tuple[int | None, bytes], OffloadKey] = {}
 
-    def add(self, key: OffloadKey, note: bytes) -> None:
-        read = read_note(key, note)
-        if read.block_hashes:
-            self._parents[key] = read.parent_hash
-            self._by_end[read.block_hashes[-1], key[-4:]] = key
+def _ends(key: OffloadKey, note: bytes) -> list[int | None]:
+    """Return the block before a chunk and the chunk's last block, each joined with the group."""
+    read = read_note(key, note)
+    blocks = [read.parent_hash, read.block_hashes[-1] if read.block_hashes else None]
+    group = split_offload_key(key)[1]
+    return [None if block is None else block << 32 | group for block in blocks]
 
-    def sort(self, keys: Iterable[OffloadKey]) -> Iterator[OffloadKey]:
-        """Yield the chunks and their ancestors in order; chunks that were not added keep theirs."""
-        done: set[OffloadKey] = set()
-        for key in keys:
-            line = []
-            ancestor: OffloadKey | None = key
-            while ancestor is not None and ancestor not in done:
-                done.add(ancestor)
-                line.append(ancestor)
-                ancestor = self._by_end.get((self._parents.get(ancestor), ancestor[-4:]))
-            yield from reversed(line)
+
+def announce_blocks(
+    announce: Announce, block_of: Callable[[OffloadKey], tuple[int, int, int] | None]
+) -> Announce:
+    """Return a tier's ``announce`` for an engine whose blocks are not named by their chunks' keys.
+
+    A block is there while the tier has all of its chunks. Make a new function for each tier.
+
+    Args:
+        announce: gets the events of the blocks.
+        block_of: returns for a chunk the engine's hash of its block, of 64 bits, the KV-cache group
+            and the number of the block's chunks; ``None`` for a chunk that routers are not told.
+    """
+    # For each block of which the tier has some chunks, the number of the others.
+    missing: dict[OffloadKey, int] = {}
+
+    def announce_changes(event: OffloadingEvent) -> None:
+        if not event.keys:
+            missing.clear()
+            announce(event)
+            return
+        told: dict[OffloadKey, bytes] = {}
+        for key in event.keys:
+            if (found := block_of(key)) is None:
+                continue
+            block, group, chunks = found
+            name = make_offload_key((block % 2**64).to_bytes(8, "big"), group)
+            left = missing.pop(name, 0 if event.removed else chunks)
+            left += 1 if event.removed else -1
+            # The last missing chunk has come, or the first one has gone.
+            if left == event.removed:
+                told[name] = ChunkNote([block], None, [], 0).encode()
+            if 0 < left < chunks:
+                missing[name] = left
+        if told:
+            announce(replace(event, keys=list(told), notes=list(told.values())))
+
+    return announce_changes
 
 
 class EventLog:
@@ -112,13 +157,17 @@ class EventLog:
         medium: Medium,
         locality: Locality,
         *,
-        is_enabled: bool,
-        announce: Callable[[OffloadingEvent], None] | None = None,
+        is_enabled: bool = False,
+        announce: Announce | None = None,
     ) -> None:
         self.is_enabled = is_enabled
         self._announce = announce
         self._of = tier, medium, locality
         self._events: list[OffloadingEvent] = []
+
+    @property
+    def is_heard(self) -> bool:
+        return self.is_enabled or self._announce is not None
 
     def add(
         self,
@@ -128,7 +177,7 @@ class EventLog:
         notes: Sequence[bytes] = (),
         session: str | None = None,
     ) -> None:
-        if not keys or not (self.is_enabled or self._announce):
+        if not keys or not self.is_heard:
             return
         event = OffloadingEvent(keys, *self._of, removed, notes, session)
         if self.is_enabled:

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, InstanceOf, JsonValue, field_validator, model_validator
 
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError
+from kvtier_sdk.event_publisher import EventOptions
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.files import read_options
@@ -23,11 +24,8 @@ from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, 
 from kvtier_sdk.registry import load_policy
 
 
-class TieringConfig(StrictModel):
-    """The configuration of a manager: the host pool, the policies and the secondary tiers.
-
-    Make a configuration with :meth:`from_dict` or :meth:`from_file`. Exactly one of ``slots`` and
-    ``pool_bytes`` is required.
+class PoolOptions(StrictModel):
+    """The options of the host pool and its policies.
 
     Attributes:
         slots: number of chunks in the host pool.
@@ -44,26 +42,6 @@ class TieringConfig(StrictModel):
             most half; ``0`` refuses them.
         hint_duration_s: the longest time for which hints can hold a chunk.
         verify: false turns digests off; for measurements and tests only.
-        shutdown_timeout_s: time limit for draining each tier, and again for closing it.
-        metrics_port: port of the metrics endpoint; no endpoint if absent.
-        metrics_host: address of the metrics endpoint.
-        namespace: additional facts, such as ``{"model": "my-model", "revision": "v2"}``. Stored
-            chunks are reused only if all facts are equal. An engine adds its own facts.
-        trace_dir: directory for a block-hash trace of all requests; no trace if absent.
-        trace_file_bytes: size at which a trace file ends and the next file begins.
-        trace_files: number of trace files to keep; the oldest files are removed.
-        admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``, or of a directory for each engine's socket. No socket if absent. The
-            history of events lies beside it.
-        events_endpoint: address on which request routers hear which chunks the engine's tiers
-            have, such as ``tcp://*:5557``; no announcements if absent.
-        events_replay_endpoint: address on which routers ask for events that they have missed, or
-            for all chunks, such as ``tcp://*:5558``.
-        events_topic: topic of the events.
-        events_tokens: true to announce chunks with their tokens, which routers such as Dynamo's
-            need. The tiers then keep the tokens of chunks beside them, under the tiers' ``codec``.
-        tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with
-            ``type``, an optional ``name``, and a ``url`` or options.
     """
 
     slots: Count | None = Field(None, ge=1)
@@ -75,26 +53,50 @@ class TieringConfig(StrictModel):
     hint_budget: BytesOrShare = Field(0.25, ge=0)
     hint_duration_s: Seconds = Field(3600.0, alias="hint_duration", gt=0)
     verify: Flag = True
-    shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
+
+
+class ServiceOptions(EventOptions):
+    """The options of an engine's tiers that do not depend on the host pool.
+
+    Attributes:
+        namespace: additional facts, such as ``{"model": "my-model", "revision": "v2"}``. Stored
+            chunks are reused only if all facts are equal. An engine adds its own facts.
+        metrics_port: port of the metrics endpoint; no endpoint if absent.
+        metrics_host: address of the metrics endpoint.
+        shutdown_timeout_s: time limit for draining each tier, and again for closing it.
+    """
+
+    namespace: Mapping[str, JsonValue] = Field(default_factory=dict)
     metrics_port: Count | None = Field(None, ge=1, le=65535)
     metrics_host: str = "127.0.0.1"
-    namespace: Mapping[str, JsonValue] = Field(default_factory=dict)
+    shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
+
+
+class TieringConfig(ServiceOptions, PoolOptions):
+    """The configuration of a manager: the host pool, the policies and the secondary tiers.
+
+    Make a configuration with :meth:`from_dict` or :meth:`from_file`. Exactly one of ``slots`` and
+    ``pool_bytes`` is required.
+
+    Attributes:
+        trace_dir: directory for a block-hash trace of all requests; no trace if absent.
+        trace_file_bytes: size at which a trace file ends and the next file begins.
+        trace_files: number of trace files to keep; the oldest files are removed.
+        admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
+            ``tier rm``, or of a directory for each engine's socket. No socket if absent. The
+            history of events lies beside it.
+        events_tokens: true to announce chunks with their tokens, which routers such as Dynamo's
+            need. The tiers then keep the tokens of chunks beside them, under the tiers' ``codec``.
+        tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with
+            ``type``, an optional ``name``, and a ``url`` or options.
+    """
+
     trace_dir: str | None = Field(None, min_length=1)
     trace_file_bytes: Bytes = Field(64 * 2**20, alias="trace_file_size", gt=0)
     trace_files: Count = Field(4, ge=1)
     admin_socket: str | None = Field(None, min_length=1)
-    events_endpoint: str | None = Field(None, min_length=1)
-    events_replay_endpoint: str | None = Field(None, min_length=1)
-    events_topic: str = ""
     events_tokens: Flag = False
     tiers: tuple[InstanceOf[TierSpec], ...] = ()
-
-    @property
-    def inventory(self) -> Literal["off", "hashes", "tokens"]:
-        """The facts about chunks that routers get."""
-        if self.events_endpoint is None:
-            return "off"
-        return "tokens" if self.events_tokens else "hashes"
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:

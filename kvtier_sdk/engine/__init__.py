@@ -14,7 +14,8 @@ from kvtier_sdk.engine.model_tier import ModelTier, Work
 from kvtier_sdk.engine.replica_lease import ReplicaLease
 from kvtier_sdk.engine.request_hints import read_request
 from kvtier_sdk.engine.tools import EngineTools
-from kvtier_sdk.events import PRIMARY, ChunkNote
+from kvtier_sdk.event_publisher import EventOptions, EventPublisher
+from kvtier_sdk.events import PRIMARY, ChunkNote, announce_blocks
 from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
 from kvtier_sdk.opening.tiers import open_manager, open_tier
 from kvtier_sdk.operator.services import OperatorServices
@@ -45,6 +46,8 @@ __all__ = [
     "EngineMemory",
     "EngineSlots",
     "EngineTools",
+    "EventOptions",
+    "EventPublisher",
     "KVGroup",
     "KVTensor",
     "LoadSpec",
@@ -65,6 +68,7 @@ __all__ = [
     "TierListener",
     "TieringManager",
     "Work",
+    "announce_blocks",
     "check_store",
     "nearest",
     "open_manager",

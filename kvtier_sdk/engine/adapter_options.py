@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
-
-from pydantic import Field
+from typing import Self
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering_config import ServiceOptions
 from kvtier_sdk.errors import TierTimeoutError, TierUnavailableError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place
-from kvtier_sdk.options.units import Count, Seconds
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.runner import ThreadRunner
@@ -24,21 +21,8 @@ from kvtier_sdk.types import Capability, Locality
 _PATIENCE_S = 5.0
 
 
-class AdapterOptions(StrictModel):
-    """The options of an engine's adapter in the configuration of a tier.
-
-    Attributes:
-        namespace: additional facts, such as ``{"revision": "v2"}``. Stored chunks are reused only
-            if all facts are equal.
-        metrics_port: port of the metrics endpoint; ``None`` for no endpoint.
-        metrics_host: address of the metrics endpoint.
-        shutdown_timeout_s: time limit for draining each model's tier, and again for closing it.
-    """
-
-    namespace: Mapping[str, Any] = Field(default_factory=dict)
-    metrics_port: Count | None = Field(None, ge=1, le=65535)
-    metrics_host: str = "127.0.0.1"
-    shutdown_timeout_s: Seconds = Field(10.0, alias="shutdown_timeout")
+class AdapterOptions(ServiceOptions):
+    """The options of an engine's adapter in the configuration of a tier."""
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.events import Announce
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.tiers import open_tier
+from kvtier_sdk.opening.tiers import BlockingTier, open_tier
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -64,6 +65,7 @@ class ModelTier(TierListener):
         engine: the name of the engine that owns the memory.
         clock: the source of time.
         shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
+        announce: as for :func:`open_tier`.
         changed: called in the model's thread with chunks and a boolean: true if the chunks have
             left the tier, false if the tier has stored them. The call comes before the call of
             ``done`` for the work that caused the change.
@@ -81,6 +83,7 @@ class ModelTier(TierListener):
         engine: str,
         clock: Clock,
         shutdown_timeout_s: float,
+        announce: Announce | None = None,
         changed: Callable[[Sequence[OffloadKey], bool], None] | None = None,
     ) -> None:
         spec = _fitted(spec, memory)
@@ -105,6 +108,7 @@ class ModelTier(TierListener):
                 clock=clock,
                 events=changed is not None,
                 notify=self._wake.set,
+                announce=announce,
                 shutdown_timeout_s=shutdown_timeout_s,
                 engine=engine,
             )
@@ -173,13 +177,10 @@ class ModelTier(TierListener):
     def _await_opening(self) -> None:
         """Wait until the tier is open or could not be opened, because until then lookups miss."""
         stats, options = self._client.stats, self._client.spec.runner
-        end_s = self._clock.now_s() + min(options.open_deadline_s, _OPENING_S)
-        while not (stats.is_open or stats.open_failures or self._closing):
-            left_s = end_s - self._clock.now_s()
-            if left_s <= 0 or not self._wake.wait(left_s):
-                return
-            self._wake.clear()
-            self._client.poll()
+        BlockingTier(self._client, self._wake, self._clock).wait(
+            lambda: bool(stats.is_open or stats.open_failures or self._closing),
+            min(options.open_deadline_s, _OPENING_S),
+        )
 
     def _step(self) -> None:
         client = self._client

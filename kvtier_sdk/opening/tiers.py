@@ -13,6 +13,7 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError, TierUnavailableError
+from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.pools import check_chunk
 from kvtier_sdk.operator.services import OperatorServices
@@ -79,6 +80,7 @@ def open_manager(
         if services is None:
             services = OperatorServices(config, clock, pool.chunk_bytes)
             stack.callback(services.close)
+        announce = None if services.publisher is None else services.publisher.source()
         manager = TieringManager(
             pool,
             policy=policy,
@@ -92,16 +94,16 @@ def open_manager(
             hint_share=_share(config.hint_budget, pool),
             hint_duration_s=config.hint_duration_s,
             policy_now_s=policy_now_s,
-            announce=None if services.publisher is None else services.publisher.put,
+            announce=announce,
         )
-        facts: Any = {"verify": config.verify, "inventory": config.inventory}
+        told = "tokens" if config.events_tokens else "hashes"
+        facts: Any = {"verify": config.verify, "inventory": told if announce else "off"}
+        hears: Any = {"notify": notify, "announce": announce}
         specs = [
             replace(spec if engine_waits else spec.in_background(), **facts)
             for spec in config.tiers
         ]
-        runners = [
-            make_runner(spec, pool, namespace=bound, clock=clock, notify=notify) for spec in specs
-        ]
+        runners = [make_runner(spec, pool, namespace=bound, clock=clock, **hears) for spec in specs]
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
@@ -130,6 +132,7 @@ def open_tier(
     clock: Clock | None = None,
     events: bool = False,
     notify: Callable[[], None] | None = None,
+    announce: Announce | None = None,
     shutdown_timeout_s: float = 10.0,
     engine: str = "the engine",
     verify: bool = True,
@@ -144,6 +147,8 @@ def open_tier(
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
         clock: as for :func:`open_manager`, and so are ``events`` and ``notify``.
+        announce: called in any thread with what comes into the tier's store and leaves it, whoever
+            does it; it must not block. Its first event removes all chunks, as ``keys`` is empty.
         shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
@@ -161,13 +166,14 @@ def open_tier(
             "them, or choose kvtier's own manager"
         )
     client = _make_client(
-        spec if verify else replace(spec, verify=False),
+        replace(spec, verify=verify, inventory="off" if announce is None else "hashes"),
         pool,
         namespace,
         listener,
         clock=clock or SystemClock(),
         notify=notify,
         events=events,
+        announce=announce,
         engine=engine,
     )
     try:
@@ -191,11 +197,11 @@ def _make_client(
     listener: TierListener,
     *,
     clock: Clock,
-    notify: Callable[[], None] | None = None,
     events: bool = False,
     engine: str | None = None,
+    **hears: Any,
 ) -> TierClient:
-    runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=notify)
+    runner = make_runner(spec, pool, namespace=namespace, clock=clock, **hears)
     if engine is not None:
         log_start(pool, engine, [(spec, runner)], namespace)
     chunk_bytes = pool.chunk_bytes

@@ -73,14 +73,7 @@ class OperatorServices:
             self._stack.callback(self._history.close)
         self.publisher: EventPublisher | None = None
         if config.events_endpoint is not None:
-            self.publisher = EventPublisher(
-                config.events_endpoint,
-                config.events_replay_endpoint,
-                topic=config.events_topic,
-                tokens=config.events_tokens,
-                rank=rank,
-                clock=clock,
-            )
+            self.publisher = EventPublisher(config, clock, rank=rank, tokens=config.events_tokens)
             self._stack.callback(self.publisher.close)
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
@@ -88,8 +81,6 @@ class OperatorServices:
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
-        if self.publisher is not None:
-            self.publisher.stores = lambda: manager.clients
         if self._history is not None:
             self._history.attend(manager)
         if self._control is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvtier_sdk.pool import PoolLayout
-from kvtier_sdk.runner.jobs import InventoryChanged, Job, JobResult, Report
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.types import Region
 
 
@@ -66,13 +66,6 @@ class TierRunner(Protocol):
 
     def peek(self) -> Sequence[Report]:
         """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
-
-    def take_inventory(self) -> Sequence[InventoryChanged]:
-        """Return the changes of the inventory since the last call. Any one thread may call this.
-
-        :meth:`poll` and :meth:`peek` never return these changes, so that an engine that has much
-        to do, or nothing, neither delays nor collects them.
-        """
 
     def suspect(self) -> None:
         """Check whether the tier blocks its loop. The client calls this when a job is overdue."""

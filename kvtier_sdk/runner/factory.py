@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner import PoolMemory, ProcessRunner, ThreadRunner
 from kvtier_sdk.runner.log import TierLog
@@ -36,6 +37,7 @@ def make_runner(
     namespace: Namespace,
     clock: Clock,
     notify: Callable[[], None] | None = None,
+    announce: Announce | None = None,
 ) -> ThreadRunner | ProcessRunner:
     """Create the runner; raise ConfigError if a process is required but not possible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
@@ -60,4 +62,6 @@ def make_runner(
             TierLog(spec.name, clock).warning(
                 "runs in a thread, which may slow the engine down: %s", fault
             )
-    return runner(spec, namespace=namespace, pool=pool, clock=clock, notify=notify)
+    return runner(
+        spec, namespace=namespace, pool=pool, clock=clock, notify=notify, announce=announce
+    )

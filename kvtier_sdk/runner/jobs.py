@@ -157,22 +157,6 @@ class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
     evicted: bool = False
 
 
-class InventoryChanged(msgspec.Struct, eq=False, tag=True):
-    """Chunks have come into the tier's store, or have left it, whichever process did it.
-
-    Attributes:
-        stored: chunks that the store has, in prefix order as far as it is known.
-        notes: for each of these chunks its note, which may be empty.
-        removed: chunks that the store has no more.
-        first: true if all earlier reports of this kind are void, because the tier's loop is new.
-    """
-
-    stored: Sequence[OffloadKey] = ()
-    notes: Sequence[bytes] = ()
-    removed: Sequence[OffloadKey] = ()
-    first: bool = False
-
-
 class BreakerMoved(msgspec.Struct, eq=False, tag=True):
     direction: Direction
     state: BreakerState
@@ -225,7 +209,6 @@ SentReport: TypeAlias = (
     | IoEnded
     | Progressed
     | ChunksRemoved
-    | InventoryChanged
     | BreakerMoved
     | MetricsChanged
     | UsageChanged

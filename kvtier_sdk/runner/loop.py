@@ -20,9 +20,11 @@ from kvtier_sdk.codecs.planes import Float8, Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import ChunkNotFoundError, ConfigError, TierError
+from kvtier_sdk.events import Announce, EventLog
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
+from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
@@ -46,7 +48,7 @@ from kvtier_sdk.runner.jobs import (
     verdict_of,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.note_segments import NoteSegments, SegmentSlot
+from kvtier_sdk.runner.note_segments import NoteSegments
 from kvtier_sdk.runner.opening import TierOpening
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.runner.survey import watch_store
@@ -119,6 +121,7 @@ class TierLoop:
         memory: SlotMemory,
         clock: Clock,
         report: Callable[[Report], None],
+        announce: Announce | None = None,
         give_up: Callable[[], None] | None = None,
         maintenance: bool = False,
         rng: random.Random | None = None,
@@ -149,7 +152,7 @@ class TierLoop:
         under_way = options.concurrency * self._batch_chunks
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
-            segment = SegmentSlot(chunk_bytes, payload_length)
+            segment = HostPool(1, chunk_bytes)
         # Allocate twice the headers, because the next call starts while chunks are verified, and
         # one for a segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
@@ -204,6 +207,9 @@ class TierLoop:
             )
             for direction, buffer in zip(Direction, probes.take(len(Direction)), strict=True)
         }
+        medium, locality = spec.tier_class.medium, spec.tier_class.locality
+        is_heard = spec.inventory != "off" and not maintenance
+        events = EventLog(spec.name, medium, locality, announce=announce if is_heard else None)
         notes = None
         if segment is not None:
             plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, clock)
@@ -213,7 +219,7 @@ class TierLoop:
             self.call,
             clock,
             options.scan_interval_s,
-            report if spec.inventory != "off" and not maintenance else None,
+            events,
             lambda: self._health[Direction.READ].admits,
             self._log,
             notes,
@@ -585,10 +591,10 @@ class TierLoop:
         return error is None
 
     async def _transfer(self, run: _Run, batch: _Batch) -> None:
-        with self._mover.transfers(run.job, batch) as pending, self._inventory.during() as since:
+        with self._mover.transfers(run.job, batch) as pending, self._inventory.during() as gone:
             for attempt in itertools.count():
                 errors = await self._timed(run, self._move(run, pending))
-                self._inventory.moved(run.job, errors, since)
+                self._inventory.moved(run.job, errors, gone)
                 self._note(run, list(errors.values()), [pending[index].key for index in errors])
                 again = {index for index, error in errors.items() if error and error.retryable}
                 if not again or not await self._pause(run, attempt):

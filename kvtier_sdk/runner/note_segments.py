@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import accumulate, islice, takewhile
 
 import msgspec
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import TierError
-from kvtier_sdk.runner.buffers import BufferArena
+from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.compression import Moved
@@ -34,19 +34,6 @@ _DEADLINE_S = 30.0
 _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
-class SegmentSlot:
-    """The memory of the one segment that is under way."""
-
-    def __init__(self, chunk_bytes: int, payload_bytes: int) -> None:
-        arena = BufferArena(payload_bytes, 1)
-        self.chunk_bytes = chunk_bytes
-        self.region = arena.region
-        (self._slot,) = arena.take(1)
-
-    def padded_view(self, slot: int, alignment: int) -> memoryview:
-        return self._slot[: round_up(self.chunk_bytes, alignment)]
-
-
 @dataclass(eq=False)
 class NoteSegments:
     """The segments in a tier. A lost one costs announcements, and never makes a false one.
@@ -58,7 +45,8 @@ class NoteSegments:
 
     _call: TierCaller
     _mover: ChunkMover
-    _memory: SegmentSlot
+    #: One slot, for the segment that is under way.
+    _memory: HostPool
     _clock: Clock
     _rng: random.Random
     _log: TierLog
@@ -84,56 +72,36 @@ class NoteSegments:
         self._pending.update(fitting)
         self._has_news |= bool(fitting)
 
-    def drop(self, key: OffloadKey) -> None:
-        """Forget the note of a chunk that is gone. Any thread may call this."""
-        self._pending.pop(key, None)
+    def drop(self, keys: Iterable[OffloadKey]) -> None:
+        """Forget the notes of chunks that are gone. Any thread may call this."""
+        for key in keys:
+            self._pending.pop(key, None)
 
     async def read(
-        self,
-        segments: Set[OffloadKey],
-        take: Callable[[Mapping[OffloadKey, bytes]], bool],
-        needs_all: Callable[[], bool],
+        self, segments: Set[OffloadKey], take: Callable[[Mapping[OffloadKey, bytes]], bool]
     ) -> None:
         """Pass the notes of the segments that a scan has met to ``take``.
 
         ``take`` returns false if the store lacks some of the notes' chunks. A segment is read when
-        it is new, and again after the next scan if chunks lacked. If ``needs_all`` then returns
-        true, all others are read too.
+        it is new, and again after the next scan if chunks lacked.
         """
         self._chunks = {key: of for key, of in self._chunks.items() if key in segments}
         self._again &= segments
-        rest = []
-        for segment in sorted(segments):
-            is_new = segment not in self._chunks
-            if is_new or segment in self._again:
-                is_whole = await self._read(segment, take)
-                self._again.discard(segment)
-                if is_new and not is_whole:
-                    self._again.add(segment)
-            else:
-                rest.append(segment)
-        if needs_all():
-            for segment in rest:
-                await self._read(segment, take)
-
-    async def _read(
-        self, segment: OffloadKey, take: Callable[[Mapping[OffloadKey, bytes]], bool]
-    ) -> bool:
-        notes = await self._load(segment)
-        self._chunks[segment] = None if notes is None else list(notes)
-        return notes is not None and take(notes)
+        for segment in sorted((segments - self._chunks.keys()) | self._again):
+            notes = await self._load(segment)
+            is_whole = notes is not None and take(notes)
+            # Read a segment twice at most.
+            retry = self._again.discard if is_whole or segment in self._chunks else self._again.add
+            retry(segment)
+            self._chunks[segment] = None if notes is None else list(notes)
 
     async def save(self) -> None:
         """Write the notes that no segment has yet."""
         while self._has_news:
-            notes: dict[OffloadKey, bytes] = {}
-            left_bytes = self._room_bytes
             pending = self._pending.copy()
-            for key, note in pending.items():
-                left_bytes -= _size(key, note)
-                if left_bytes < 0:
-                    break
-                notes[key] = note
+            sizes_bytes = accumulate(_size(key, note) for key, note in pending.items())
+            fitting = sum(1 for _ in takewhile(self._room_bytes.__ge__, sizes_bytes))
+            notes = dict(islice(pending.items(), fitting))
             is_full = len(notes) < len(pending)
             self._has_news = is_full
             if not notes:
@@ -147,8 +115,7 @@ class NoteSegments:
             self._chunks[segment] = list(notes)
             part, self._part = self._part, None if is_full else segment
             if is_full:
-                for key in notes:
-                    self.drop(key)
+                self.drop(notes)
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
@@ -172,25 +139,20 @@ class NoteSegments:
 
     async def _store(self, segment: OffloadKey, notes: Mapping[OffloadKey, bytes]) -> None:
         body = msgspec.msgpack.encode(notes)
-        payload = self._memory.padded_view(0, 1)
-        payload[:] = bytes(len(payload))
-        _LENGTH.pack_into(payload, 0, len(body))
-        payload[_LENGTH.size : _LENGTH.size + len(body)] = body
-        error = await self._move(Operation.STORE, segment)
-        if error is not None:
+        payload = self._memory.view(0)
+        payload[:] = (_LENGTH.pack(len(body)) + body).ljust(len(payload), b"\0")
+        if (error := await self._move(Operation.STORE, segment)) is not None:
             raise error
 
     async def _load(self, segment: OffloadKey) -> dict[OffloadKey, bytes] | None:
-        error = await self._move(Operation.LOAD, segment)
-        if error is not None:
-            self._log.debug("a segment of notes cannot be read: %s", error)
-            return None
-        payload = self._memory.padded_view(0, 1)
-        (length,) = _LENGTH.unpack_from(payload)
         try:
+            if (error := await self._move(Operation.LOAD, segment)) is not None:
+                raise error
+            payload = self._memory.view(0)
+            (length,) = _LENGTH.unpack_from(payload)
             return _records.decode(payload[_LENGTH.size : _LENGTH.size + length])
-        except msgspec.DecodeError as error:
-            self._log.warning("a segment of notes cannot be read: %s", error)
+        except (TierError, msgspec.DecodeError) as error:
+            self._log.debug("a segment of notes cannot be read: %s", error)
             return None
 
     async def _move(self, operation: Operation, segment: OffloadKey) -> TierError | None:

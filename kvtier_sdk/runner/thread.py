@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError
+from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner.base import SlotMemory
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
-    InventoryChanged,
     Job,
     JobResult,
     OpeningEnded,
@@ -49,12 +49,12 @@ class ThreadRunner(LoopRunner):
         pool: SlotMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
+        announce: Announce | None = None,
         maintenance: bool = False,
     ) -> None:
         super().__init__(spec, clock, notify)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        self._inventory: deque[InventoryChanged] = deque()
         # True while a wake-up of the loop, or a notification of the engine, is scheduled.
         self._waking = False
         self._notifying = False
@@ -64,6 +64,7 @@ class ThreadRunner(LoopRunner):
             memory=pool,
             clock=clock,
             report=self._take_report,
+            announce=announce,
             maintenance=maintenance,
         )
 
@@ -83,9 +84,6 @@ class ThreadRunner(LoopRunner):
 
     def peek(self) -> Sequence[Report]:
         return self._reports.copy()
-
-    def take_inventory(self) -> Sequence[InventoryChanged]:
-        return [self._inventory.popleft() for _ in range(len(self._inventory))]
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """Call the tier without a job; raise TierTimeoutError after ``timeout_s``."""
@@ -146,9 +144,6 @@ class ThreadRunner(LoopRunner):
 
     def _take_report(self, report: Report) -> None:
         """Queue a report for the engine. Any thread may call this."""
-        if isinstance(report, InventoryChanged):
-            self._inventory.append(report)
-            return
         self._reports.append(report)
         if self._notify is not None and not self._notifying:
             self._notifying = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.runner.jobs import InventoryChanged, Job, JobResult, Report
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import end_event_loop
 
@@ -23,9 +23,8 @@ class InlineRunner:
     ) -> None:
         self._clock = clock
         self._reports: list[Report] = []
-        self._inventory: list[InventoryChanged] = []
         self._event_loop = clock.new_event_loop()
-        self._tier_loop = make_loop(self._take_report)
+        self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
         """Open the tier. Return false if the first attempt failed; the loop then tries again."""
@@ -44,11 +43,6 @@ class InlineRunner:
     def peek(self) -> Sequence[Report]:
         """Return the reports that the next :meth:`poll` will return, and keep them."""
         return list(self._reports)
-
-    def take_inventory(self) -> Sequence[InventoryChanged]:
-        """Return the changes of the store since the last call, if the tier keeps an inventory."""
-        taken, self._inventory = self._inventory, []
-        return taken
 
     def suspect(self) -> None:
         """Do nothing: a tier that blocks its loop also blocks the caller, who cannot call this."""
@@ -73,9 +67,3 @@ class InlineRunner:
         self.drain(timeout_s)
         self._event_loop.run_until_complete(self._tier_loop.close())
         end_event_loop(self._event_loop, self._clock)
-
-    def _take_report(self, report: Report) -> None:
-        if isinstance(report, InventoryChanged):
-            self._inventory.append(report)
-        else:
-            self._reports.append(report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from kvtier_sdk.runner.jobs import Job, Operation
@@ -15,15 +14,14 @@ class JobTable:
     """A tier's jobs and removals. A quarantined job has a result, but its I/O may still run.
 
     If a tier reports the removal of a chunk while a job stores or loads the chunk, the removal may
-    have happened after the job's I/O, so the chunk counts as removed. Job ids increase, so a
-    removal concerns all jobs up to the newest job at that time.
+    have happened after the job's I/O, so the chunk counts as removed.
     """
 
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # For each removed chunk, the id of the newest job when it was removed; latest removal last.
-        self._removals: OrderedDict[OffloadKey, int] = OrderedDict()
+        # For each running store or load, the chunks that were removed since its begin.
+        self._gone: dict[int, set[OffloadKey]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._running)
@@ -43,6 +41,8 @@ class JobTable:
 
     def add(self, job: Job) -> None:
         self._running[job.job_id] = job
+        if job.operation in _MOVES:
+            self._gone[job.job_id] = set()
 
     def conclude(self, job_id: int) -> Job | None:
         job = self._running.pop(job_id, None)
@@ -53,30 +53,11 @@ class JobTable:
     def release(self, job_id: int) -> Job | None:
         return self._quarantined.pop(job_id, None)
 
-    @property
-    def removals(self) -> int:
-        return len(self._removals)
-
     def note_removed(self, keys: Iterable[OffloadKey]) -> None:
-        if self._oldest_move() is None:
-            return
-        newest = next(reversed(self._running))
-        for key in keys:
-            self._removals[key] = newest
-            self._removals.move_to_end(key)
+        for gone in self._gone.values():
+            gone.update(keys)
 
     def without_removed(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Return the ``keys`` whose chunks have not left the tier since the job began."""
-        removals = self._removals
-        if not removals:
-            return keys
-        kept = [key for key in keys if removals.get(key, 0) < job.job_id]
-        # Forget removals that are older than every running store and load.
-        oldest = self._oldest_move()
-        while removals and (oldest is None or next(iter(removals.values())) < oldest):
-            removals.popitem(last=False)
-        return kept
-
-    def _oldest_move(self) -> int | None:
-        running = self._running.items()
-        return next((job_id for job_id, job in running if job.operation in _MOVES), None)
+        """Return the ``keys`` that have not left the tier since the begin of a job that ends."""
+        gone = self._gone.pop(job.job_id, None)
+        return [key for key in keys if key not in gone] if gone else keys

@@ -138,8 +138,8 @@ class TierClient:
         self.pace: Pace = Pace(spec.runner, chunk_bytes)
         self._outages = Outages(self.stats, self._log_end)
         tier_class = spec.tier_class
-        self._of = spec.name, tier_class.medium, tier_class.locality
-        self._events = EventLog(*self._of, is_enabled=events)
+        of = spec.name, tier_class.medium, tier_class.locality
+        self._events = EventLog(*of, is_enabled=events)
         self._note_of = note_of
         self._job_ids = itertools.count(1)
         # The collected jobs in order, and for each request the load to which chunks are added.
@@ -267,10 +267,6 @@ class TierClient:
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)
-
-    def forget_chunks(self) -> None:
-        """Forget the known chunks, so that the next loads need a lookup."""
-        self._known.clear()
 
     def lookup(
         self,
@@ -446,23 +442,6 @@ class TierClient:
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, oldest first."""
         return self._events.take()
-
-    def take_inventory(self) -> list[OffloadingEvent]:
-        """Return for routers what has come into the tier's store or left it since the last call.
-
-        Only for a tier with ``spec.inventory``. Any one thread may call this method, so that
-        routers learn what others do to the store even while the engine is idle.
-        """
-        events = []
-        for change in self._runner.take_inventory():
-            if change.first:
-                events.append(OffloadingEvent((), *self._of, removed=True))
-            if change.stored:
-                stored = OffloadingEvent(change.stored, *self._of, False, change.notes)
-                events.append(stored)
-            if change.removed:
-                events.append(OffloadingEvent(change.removed, *self._of, removed=True))
-        return events
 
     def _collect(
         self,

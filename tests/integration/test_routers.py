@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ pytest.importorskip("zmq")
 
 from support.command import kvtier
 from support.keys import OURS, write_keys
-from support.router import Router
+from support.router import Router, free_endpoints
 
 from kvtier_sdk import Namespace, RequestContext, TieringConfig, make_offload_key
 from kvtier_sdk.engine import ChunkNote, TieringManager, open_manager, open_pool
@@ -30,10 +29,7 @@ TOKENS = [0x7A3B1F] * 16
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, object]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        events, replay = (f"tcp://127.0.0.1:{of.getsockname()[1]}" for of in (one, other))
+    events, replay = free_endpoints()
     tier = {"url": f"file://{tmp_path}/kv", "scan_interval": "200ms"}
     return {
         "slots": 8,
@@ -72,13 +68,6 @@ def remove_all(directory: Path) -> None:
     assert kvtier("tier", "rm", f"file://{directory}/kv", "--all", "--yes").returncode == 0
 
 
-def await_blocks(router: Router, blocks: set[int]) -> None:
-    end_s = time.monotonic() + 30
-    while {block for medium, _, block in router.blocks if medium == "STORAGE"} != blocks:
-        assert time.monotonic() < end_s, router.blocks
-        router.listen(0.2)
-
-
 @pytest.mark.parametrize("runner", ["thread", "process"])
 def test_a_router_hears_of_files_from_an_engine_that_never_steps(
     options: dict[str, object], tmp_path: Path, runner: str
@@ -86,13 +75,13 @@ def test_a_router_hears_of_files_from_an_engine_that_never_steps(
     router = Router(str(options["events_endpoint"]), str(options["events_replay_endpoint"]))
     with engine(options, runner=runner) as manager:
         store(manager)
-        await_blocks(router, {0, 1, 2, 3})
+        router.await_blocks({0, 1, 2, 3})
     with engine(options, runner=runner):
         router.catch_up()
-        await_blocks(router, {0, 1, 2, 3})
+        router.await_blocks({0, 1, 2, 3})
         assert not router.has([0], medium="CPU"), "the host pool of the engine before"
         remove_all(tmp_path)
-        await_blocks(router, set())
+        router.await_blocks(set())
     router.close()
 
 
@@ -102,11 +91,11 @@ def test_a_router_hears_of_files_after_the_process_of_an_idle_engines_tier_has_d
     router = Router(str(options["events_endpoint"]), str(options["events_replay_endpoint"]))
     with engine(options, runner="process") as manager:
         store(manager)
-        await_blocks(router, {0, 1, 2, 3})
+        router.await_blocks({0, 1, 2, 3})
         (client,) = manager.clients
         os.kill(client._runner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
         remove_all(tmp_path)
-        await_blocks(router, set())
+        router.await_blocks(set())
     router.close()
 
 
@@ -122,5 +111,5 @@ def test_tokens_lie_in_files_as_the_tiers_codec_leaves_them(
     assert any(token in stored for stored in files) is not is_sealed
     router = Router(str(options["events_endpoint"]), str(options["events_replay_endpoint"]))
     with engine(options, **codec):
-        await_blocks(router, {0, 1, 2, 3})
+        router.await_blocks({0, 1, 2, 3})
     router.close()

@@ -205,7 +205,7 @@ def stored_below(engine: Engine, *keys: OffloadKey) -> None:
         engine.step(times=2)
     engine.push_out(A)
     for client in engine.manager.clients:
-        client.forget_chunks()
+        client._known.clear()
 
 
 def start_promotion(engine: Engine, key: OffloadKey) -> None:

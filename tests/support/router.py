@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import random
+import socket
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import zmq
+
+from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.event_publisher import EventOptions, EventPublisher
+
+
+def free_endpoints() -> list[str]:
+    """Return two addresses, for the events of an engine and for what a router asks."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+
+
+def publisher_at(endpoints: Sequence[str], topic: str = "", **options: Any) -> EventPublisher:
+    """Open a publisher that announces tokens, unless the ``options`` say otherwise."""
+    events, replay = endpoints
+    config = EventOptions(events_endpoint=events, events_replay_endpoint=replay, events_topic=topic)
+    return EventPublisher(config, SystemClock(), **{"tokens": True, **options})
 
 
 class Router:
@@ -50,6 +71,14 @@ class Router:
         loss, self._loss = self._loss, 0.0
         self.listen(2.5)
         self._loss = loss
+
+    def await_blocks(self, blocks: Iterable[int], medium: str = "STORAGE") -> None:
+        """Listen until the engine has exactly these blocks on a medium."""
+        wanted = set(blocks)
+        end_s = time.monotonic() + 30
+        while {block for at, _, block in self.blocks if at == medium} != wanted:
+            assert time.monotonic() < end_s, (self.blocks, wanted)
+            self.listen(0.2)
 
     def _hear(self, number: int, batch: bytes) -> None:
         if number > self._expected:

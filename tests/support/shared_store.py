@@ -6,10 +6,17 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
+from unittest.mock import patch
 
-from kvtier_sdk import HostPool, Medium, Namespace, OffloadKey, RequestContext, TierSpec
-from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.event_publisher import EventPublisher
+from kvtier_sdk import (
+    HostPool,
+    Medium,
+    Namespace,
+    OffloadKey,
+    RequestContext,
+    TierSpec,
+    event_publisher,
+)
 from kvtier_sdk.events import ChunkNote
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.loop import TierLoop
@@ -20,8 +27,7 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import make_offload_key, split_offload_key
-from support.router import Router
-from support.server import free_port
+from support.router import Router, free_endpoints, publisher_at
 
 CHUNK_BYTES = 2048
 INTERVAL_S = 60.0
@@ -68,14 +74,12 @@ class Engine:
         self._clock, self._pool, self._options = clock, pool, options
         self._rng = random.Random(seed)
         self.notes: dict[OffloadKey, bytes] = {}
-        self._endpoints = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+        self._endpoints = free_endpoints()
         self._start()
         self.router = Router(*self._endpoints, loss=0.2, seed=seed)
 
     def _start(self) -> None:
-        self.publisher = EventPublisher(
-            *self._endpoints, topic="kv", tokens=True, rank=0, clock=SystemClock(), kept_batches=8
-        )
+        self.publisher = publisher_at(self._endpoints, "kv")
         self._open()
 
     def _open(self) -> None:
@@ -90,6 +94,7 @@ class Engine:
                 memory=self._pool,
                 clock=self._clock,
                 report=report,
+                announce=self.publisher.put,
                 rng=self._rng,
             )
 
@@ -107,8 +112,6 @@ class Engine:
     def run(self, duration_s: float, *, is_idle: bool = False) -> None:
         self.client.flush()
         self.runner.run_for(duration_s)
-        for event in self.client.take_inventory():
-            self.publisher.put(event)
         if not is_idle:
             self.client.poll()
 
@@ -159,10 +162,11 @@ def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
     SharedTier.shared = None
     clock = VirtualClock()
     pool = HostPool(8, CHUNK_BYTES)
-    made = [Engine(clock, pool, seed, **options) for seed in range(count)]
-    yield made
-    for engine in made:
-        engine.close()
+    with patch.object(event_publisher, "_MOST_KEPT", 8):
+        made = [Engine(clock, pool, seed, **options) for seed in range(count)]
+        yield made
+        for engine in made:
+            engine.close()
     pool.close()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +11,23 @@ import pytest
 
 zmq = pytest.importorskip("zmq")
 
-from support.router import Router  # noqa: E402
+from support.router import Router, free_endpoints, publisher_at  # noqa: E402
 
-from kvtier_sdk import ConfigError, Locality, Medium, OffloadKey, make_offload_key  # noqa: E402
-from kvtier_sdk.aio.clock import SystemClock  # noqa: E402
+from kvtier_sdk import (  # noqa: E402
+    ConfigError,
+    Locality,
+    Medium,
+    OffloadKey,
+    event_publisher,
+    make_offload_key,
+)
 from kvtier_sdk.event_publisher import AnnouncedChunks, EventPublisher  # noqa: E402
-from kvtier_sdk.events import ChunkNote, OffloadingEvent, PrefixOrder  # noqa: E402
+from kvtier_sdk.events import (  # noqa: E402
+    ChunkNote,
+    OffloadingEvent,
+    announce_blocks,
+    parents_first,
+)
 
 Make = Callable[..., EventPublisher]
 
@@ -39,19 +50,15 @@ def note(*blocks: int, parent: int | None = None) -> bytes:
 
 @pytest.fixture
 def endpoints() -> list[str]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return [f"tcp://127.0.0.1:{of.getsockname()[1]}" for of in (one, other)]
+    return free_endpoints()
 
 
 @pytest.fixture
 def publish(endpoints: list[str]) -> Iterator[Make]:
     made: list[EventPublisher] = []
 
-    def make(tokens: bool = False, **options: Any) -> EventPublisher:
-        facts = {"topic": "kv", "rank": 0, "clock": SystemClock(), **options}
-        made.append(EventPublisher(*endpoints, tokens=tokens, **facts))
+    def make(tokens: bool = False) -> EventPublisher:
+        made.append(publisher_at(endpoints, "kv", tokens=tokens))
         return made[-1]
 
     yield make
@@ -91,13 +98,17 @@ def test_a_router_that_outlives_the_engine_forgets_what_the_engine_had(
     router.close()
 
 
-@pytest.mark.parametrize(
-    ("kept", "loss", "snapshots"), [({}, 0.5, 1), ({"kept_bytes": 100}, 1.0, 2)]
-)
+@pytest.mark.parametrize(("kept_bytes", "loss", "snapshots"), [(10_000, 0.5, 1), (100, 1.0, 2)])
 def test_a_router_that_missed_more_than_is_kept_gets_a_snapshot(
-    publish: Make, endpoints: list[str], kept: dict[str, int], loss: float, snapshots: int
+    publish: Make,
+    endpoints: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kept_bytes: int,
+    loss: float,
+    snapshots: int,
 ) -> None:
-    publisher = publish(**kept)
+    monkeypatch.setattr(event_publisher, "_MOST_KEPT_BYTES", kept_bytes)
+    publisher = publish()
     router = Router(*endpoints)
     router.catch_up()
     for number in range(20):
@@ -145,14 +156,87 @@ def test_a_new_loop_of_a_tier_makes_void_what_the_old_one_has_told() -> None:
 
 def test_a_snapshot_names_parents_first() -> None:
     def sort(parents: dict[int, int | None]) -> list[OffloadKey]:
-        order = PrefixOrder()
-        for n, parent in parents.items():
-            order.add(key(n), note(n, parent=parent))
-        return list(order.sort(map(key, parents)))
+        return list(parents_first({key(n): note(n, parent=of) for n, of in parents.items()}))
 
     chain = {n: n - 1 if n else None for n in (5, 3, 4, 0, 2, 1)}
     assert sort(chain) == [key(n) for n in range(6)]
     assert sorted(sort({1: 2, 2: 1})) == [key(1), key(2)]
+
+
+def test_an_answer_is_made_while_its_router_reads_it(
+    publish: Make, endpoints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_publisher, "_PATIENCE_MS", 500)
+    monkeypatch.setattr(event_publisher, "_MOST_UNREAD_ANSWERS", 2)
+    publisher = publish(tokens=True)
+    blocks, tokens = range(20_000), list(range(100_000, 100_250))
+    notes = [ChunkNote([n], None, tokens, 250).encode() for n in blocks]
+    publisher.put(event(*map(key, blocks), notes=notes))
+    while len(publisher._chunks) < len(blocks) or publisher._events:
+        time.sleep(0.01)
+    made: list[int] = []
+    batch = publisher._batch
+
+    def counted(events: list[Any]) -> bytes:
+        made.append(len(events))
+        return batch(events)
+
+    monkeypatch.setattr(publisher, "_batch", counted)
+    router = Router(*endpoints)
+    router.catch_up()
+    made.clear()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stuck:
+        stuck.set_hwm(1)
+        stuck.connect(endpoints[1])
+        stuck.send_multipart([b"", bytes(8)])
+        while not sum(made):
+            time.sleep(0.01)
+        # Others hear what is right, after an answer that nobody read.
+        publisher.put(event(key(blocks[-1]), removed=True))
+        router.await_blocks(blocks[:-1])
+        assert sum(made) < 0.8 * len(blocks)
+        router.close()
+        stuck.close(linger=0)
+
+
+def test_an_older_source_is_not_heard(publish: Make, endpoints: list[str]) -> None:
+    publisher = publish()
+    old, new = publisher.source(), publisher.source()
+    new(event(key(1)))
+    old(event(key(2)))
+    old(event(removed=True))
+    router = Router(*endpoints)
+    router.catch_up()
+    assert set(router.blocks) == {("STORAGE", 0, 1)}
+    router.close()
+
+
+def test_a_block_is_there_while_all_its_chunks_are() -> None:
+    chunks, told = AnnouncedChunks(tokens=True), []
+
+    def block_of(chunk: OffloadKey) -> tuple[int, int, int] | None:
+        number = int.from_bytes(chunk[:32], "big")
+        return None if number > 20 else (-1 - number // 2, 3, 2)
+
+    def take(of: OffloadingEvent) -> None:
+        told.extend((one["type"], one["block_hashes"]) for one in chunks.apply(of))
+
+    tell = announce_blocks(take, block_of)
+    tell(event(key(0), key(2), key(21)))
+    assert told == []
+    tell(event(key(1)))
+    tell(event(key(0), removed=True))
+    tell(event(key(1), removed=True))
+    tell(event(key(1)))
+    tell(event(key(0), key(3)))
+    stored, removed = ("BlockStored", [-1]), ("BlockRemoved", [-1])
+    assert told == [stored, removed, stored, ("BlockStored", [-2])]
+    tell(event(key(4)))
+    tell(event(removed=True))
+    assert told[4:] == [removed, ("BlockRemoved", [-2])]
+    # What was known of an incomplete block is void, too.
+    tell(event(key(5), key(2)))
+    assert len(told) == 6
 
 
 def test_a_port_in_use_is_an_error_that_names_the_option(

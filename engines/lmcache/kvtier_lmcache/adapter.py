@@ -22,6 +22,7 @@ from lmcache.v1.platform import create_event_notifier
 from kvtier_lmcache.config import ADAPTER_PARAMS, KVTierL2AdapterConfig
 from kvtier_lmcache.identity import (
     ObjectLayout,
+    block_of,
     key_parts,
     namespace_of,
     offload_key,
@@ -42,7 +43,15 @@ from kvtier_sdk import (
     metric_samples,
     serve_metrics,
 )
-from kvtier_sdk.engine import EngineMemory, ModelTier, OverlappingSlots, Work, wants_process
+from kvtier_sdk.engine import (
+    EngineMemory,
+    EventPublisher,
+    ModelTier,
+    OverlappingSlots,
+    Work,
+    announce_blocks,
+    wants_process,
+)
 
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import MemoryLayoutDesc
@@ -87,7 +96,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         l1_memory_desc: LMCache's L1 memory.
 
     Raises:
-        ConfigError: LMCache has no L1 memory that the tier can use, or no port for metrics is free.
+        ConfigError: LMCache has no L1 memory that the tier can use, or a port is not free.
     """
 
     def __init__(
@@ -114,6 +123,10 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._notifiers = {
                 operation: stack.enter_context(create_event_notifier()) for operation in self._done
             }
+            self._publisher: EventPublisher | None = None
+            if self._options.events_endpoint is not None:
+                self._publisher = EventPublisher(self._options, self._clock, tokens=True)
+                stack.callback(self._publisher.close)
             if self._options.metrics_port is not None:
                 stack.enter_context(
                     serve_metrics(
@@ -363,6 +376,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _make_tier(self, model: str, layout: ObjectLayout) -> ModelTier | None:
         before = sum(other == model for other, _ in self._tiers)
         name = f"{self._spec.name}:{model}" + (f"#{before + 1}" if before else "")
+        announce = None
+        if self._publisher is not None:
+            announce = announce_blocks(self._publisher.put, block_of)
         try:
             return ModelTier(
                 replace(self._spec, name=name),
@@ -371,6 +387,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 engine="LMCache",
                 clock=self._clock,
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
+                announce=announce,
                 changed=partial(self._tell_change, model, layout.size_bytes, set()),
             )
         except KVTierError as error:

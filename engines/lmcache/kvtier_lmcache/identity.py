@@ -14,6 +14,8 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key, split_offload_ke
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
 
+#: The place of the number of ranks in LMCache's ``kv_rank``.
+_WORLD_SIZE_BIT = 24
 _RANK_BYTES = 8
 _SALT_BYTES = 16
 
@@ -75,3 +77,14 @@ def key_parts(key: OffloadKey) -> tuple[bytes, int, bytes, int]:
     joined, group = split_offload_key(key)
     rest, salt = joined[:-_SALT_BYTES], joined[-_SALT_BYTES:]
     return rest[:-_RANK_BYTES], int.from_bytes(rest[-_RANK_BYTES:], "big"), salt, group
+
+
+def block_of(key: OffloadKey) -> tuple[int, int, int] | None:
+    """Return what routers are told of an object: its hash, its group, and the number of ranks.
+
+    The result is ``None`` for a tenant's object, because LMCache's hash does not contain the salt.
+    """
+    chunk_hash, rank, salt, group = key_parts(key)
+    if salt != salt_digest(""):
+        return None
+    return int.from_bytes(chunk_hash[-8:], "big"), group, rank >> _WORLD_SIZE_BIT & 0xFF

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from kvtier_sdk import Namespace, OffloadKey, make_offload_key
+from kvtier_sdk import Namespace, OffloadKey, make_offload_key, split_offload_key
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
@@ -69,3 +69,14 @@ class PageIdentity:
 
     def key(self, page_hash: str, part: int) -> OffloadKey:
         return make_offload_key(page_hash.encode() + self._suffix, part)
+
+    def block_of(self, parts: int, key: OffloadKey) -> tuple[int, int, int] | None:
+        """Return SGLang's number of a page of ``parts`` chunks; ``None`` for other ranks' pages."""
+        joined, _ = split_offload_key(key)
+        if not joined.endswith(self._suffix):
+            return None
+        try:
+            first = bytes.fromhex(joined[:16].decode())
+        except ValueError:
+            return None
+        return int.from_bytes(first, "big", signed=True), 0, parts

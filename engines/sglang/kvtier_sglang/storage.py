@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from kvtier_sdk import Operation, SystemClock, TierStats, metric_samples, serve_metrics
-from kvtier_sdk.engine import ModelTier
+from kvtier_sdk.engine import EventPublisher, ModelTier, announce_blocks
 from kvtier_sglang.config import StorageConfig
 from kvtier_sglang.identity import PageIdentity
 from kvtier_sglang.pages import PlacedPages, pages_of
@@ -50,7 +51,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         kwargs: not used.
 
     Raises:
-        ConfigError: an option is wrong, or no port for metrics is free.
+        ConfigError: an option is wrong, or a port is not free.
         BackendError: the backend cannot be found or loaded.
     """
 
@@ -64,8 +65,12 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         self._tiers: dict[str, PoolTier] = {}
         self._moved: dict[Operation, list[tuple[int, float]]] = {_LOAD: [], _STORE: []}
         with ExitStack() as stack:
+            rank = storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank
+            self._publisher: EventPublisher | None = None
+            if (options := self._options).events_endpoint is not None:
+                self._publisher = EventPublisher(options, self._clock, rank=rank, tokens=True)
+                stack.callback(self._publisher.close)
             if self._options.metrics_port is not None:
-                rank = storage_config.pp_rank * storage_config.tp_size + storage_config.tp_rank
                 stack.enter_context(
                     serve_metrics(
                         lambda: metric_samples(self.stats_now()),
@@ -235,6 +240,10 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         identity = PageIdentity(self._config, pool, name, self._options.namespace)
         if isinstance(pages, PlacedPages):
             spec = replace(spec, runner=spec.runner.model_copy(update={"runner": "thread"}))
+        # A prefix can be reused if its keys and values are there, so the other pools are not told.
+        announce = None
+        if self._publisher is not None and name == _KV:
+            announce = announce_blocks(self._publisher.put, partial(identity.block_of, pages.parts))
         model = self._config.model_name or "model"
         try:
             tier = ModelTier(
@@ -244,6 +253,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
                 engine="SGLang",
                 clock=self._clock,
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
+                announce=announce,
             )
         except BaseException:
             pages.close()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvtier_sdk import BytesOrShare, Flag, Seconds, TieringConfig, TierSpec
-from kvtier_sdk.engine import Place, StrictModel, read_tiers, validate_options
+from kvtier_sdk.engine import EventOptions, Place, StrictModel, read_tiers, validate_options
 from kvtier_vllm.plugin import TIER_TYPE
 
 #: The ``type`` of an entry that names our class instead of the registered type.
@@ -43,7 +43,7 @@ class IdentityOptions(StrictModel):
         return release
 
 
-class GuestOptions(IdentityOptions):
+class GuestOptions(EventOptions, IdentityOptions):
     """Options of a kvtier tier under vLLM's manager, in addition to every tier's options.
 
     Attributes:

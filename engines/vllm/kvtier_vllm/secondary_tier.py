@@ -29,7 +29,14 @@ from kvtier_sdk import (
     TierStats,
     Verdict,
 )
-from kvtier_sdk.engine import EngineSlots, Savings, TierClient, TierListener, open_tier
+from kvtier_sdk.engine import (
+    EngineSlots,
+    EventPublisher,
+    Savings,
+    TierClient,
+    TierListener,
+    open_tier,
+)
 from kvtier_vllm import compat
 from kvtier_vllm.engine_log import join_engine_log
 from kvtier_vllm.identity import THEIR_SLOTS, Identity
@@ -96,7 +103,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         options: the other options of the entry.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is wrong, or a port is not free.
         BackendError: the backend cannot be found or loaded.
         TierError: the store refuses the credentials, or is required and cannot be reached.
     """
@@ -131,7 +138,14 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         # This thread closes the tier of the expected namespace if that namespace was wrong.
         self._closing: threading.Thread | None = None
         self._slots = EngineSlots("vLLM", primary_kv_view)
+        self._resources = ExitStack()
+        self._resources.callback(self._slots.close)
         try:
+            self._publisher: EventPublisher | None = None
+            if entry.options.events_endpoint is not None:
+                rank = offloading_spec.config.parallel.data_parallel_index
+                self._publisher = EventPublisher(entry.options, self._clock, rank=rank)
+                self._resources.callback(self._publisher.close)
             self._identity = Identity(
                 offloading_spec.config,
                 chunk_bytes=self._slots.chunk_bytes,
@@ -140,7 +154,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             )
             self._open(self._spec)
         except BaseException:
-            self._slots.close()
+            self._resources.close()
             raise
 
     @classmethod
@@ -259,7 +273,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._opened.close()
         if self._closing is not None:
             self._closing.join()
-        self._slots.close()
+        self._resources.close()
 
     # --- the tier's reports -------------------------------------------------------------------
 
@@ -296,6 +310,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     # --- internals ----------------------------------------------------------------------------
 
     def _open(self, spec: TierSpec) -> None:
+        publisher = self._publisher
         self._opened = ExitStack()
         self._tier = self._opened.enter_context(
             open_tier(
@@ -305,6 +320,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 self,
                 clock=self._clock,
                 events=self._wants_events,
+                announce=None if publisher is None else publisher.source(),
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
                 engine="vLLM",
                 verify=self._options.verify,

@@ -177,7 +177,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         except BaseException:
             services.close()
             raise
-        if config.inventory == "tokens":
+        if services.publisher is not None and config.events_tokens:
             closing.callback(compat.tell_blocks(self.kv_events_config, manager.describe))
         return manager
 

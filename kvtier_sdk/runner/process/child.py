@@ -24,7 +24,7 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner.jobs import InventoryChanged, Report
+from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import close_tier, run_until
@@ -37,6 +37,7 @@ from kvtier_sdk.runner.process.messages import (
     plain_message,
     read_job,
     read_plain,
+    write_event,
     write_reports,
 )
 
@@ -147,6 +148,7 @@ class Child:
             memory=pool,
             clock=self._clock,
             report=self._take_report,
+            announce=lambda event: self._send(message(Kind.INVENTORY, write_event(event))),
             # Ask the engine to kill this process, which frees the slots of hanging calls.
             give_up=lambda: self._send(message(Kind.HUNG)),
         )
@@ -217,10 +219,8 @@ class Child:
     def _send_reports(self) -> None:
         self._sending = False
         reports = [self._reports.popleft() for _ in range(len(self._reports))]
-        for kind in (Kind.REPORTS, Kind.INVENTORY):
-            is_told = kind is Kind.INVENTORY
-            if some := [one for one in reports if isinstance(one, InventoryChanged) is is_told]:
-                self._data.send(message(kind, write_reports(some)), self._event_loop)
+        if reports:
+            self._data.send(message(Kind.REPORTS, write_reports(reports)), self._event_loop)
 
 
 class _LogSender(logging.Handler):

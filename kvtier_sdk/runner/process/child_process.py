@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out, wait_within
 from kvtier_sdk.errors import TierUnavailableError
+from kvtier_sdk.events import Announce
 from kvtier_sdk.options.secret_sources import environment_without_secrets
 from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
@@ -29,6 +30,7 @@ from kvtier_sdk.runner.process.messages import (
     MessageError,
     message,
     plain_message,
+    read_event,
     read_plain,
 )
 
@@ -67,6 +69,7 @@ class ChildProcess:
     _clock: Clock
     _log: TierLog
     _secrets: Secrets
+    _announce: Announce | None = None
     is_open: bool = False
     started_s: float = 0.0
     _drained: asyncio.Future[bool] | None = None
@@ -196,6 +199,8 @@ class ChildProcess:
         if kind is Kind.LOG:
             level, text = read_plain(body)
             self._log.logger.log(level, "%s", text)
+        elif kind is Kind.INVENTORY and self._announce is not None:
+            self._announce(read_event(body))
         elif kind is Kind.OPENED and not self._opened.done():
             self.is_open = bool(read_plain(body))
             self.started_s = self._clock.now_s()

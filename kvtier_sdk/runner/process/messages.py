@@ -14,17 +14,18 @@ import logging
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Annotated, Any
 
 import msgspec
 
 from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 _HEAD = struct.Struct("<IB")
 #: The longest body, which has room for seven million keys. A longer message is invalid.
@@ -49,8 +50,10 @@ def _plain(value: Any) -> Any:
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+write_event: Callable[[OffloadingEvent], bytes] = _encode
 _job_decoder = msgspec.msgpack.Decoder(_JobFields)
 _reports_decoder = msgspec.msgpack.Decoder(list[SentReport])
+_event_decoder = msgspec.msgpack.Decoder(OffloadingEvent)
 #: The errors that decoding malformed bytes can raise.
 _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
@@ -76,7 +79,7 @@ class Kind(IntEnum):
     HUNG = 9
     #: To the child: a ping. From the child: the answer to a ping.
     PING = 10
-    #: From the child: changes of the inventory, which the engine's thread does not decode.
+    #: From the child: an event for routers.
     INVENTORY = 11
 
 
@@ -184,6 +187,13 @@ def read_reports(body: bytes) -> list[SentReport]:
         return _reports_decoder.decode(body)
     except _MALFORMED as error:
         raise MessageError(f"malformed reports: {error}") from None
+
+
+def read_event(body: bytes) -> OffloadingEvent:
+    try:
+        return _event_decoder.decode(body)
+    except _MALFORMED as error:
+        raise MessageError(f"malformed event: {error}") from None
 
 
 class Channel:

@@ -13,13 +13,13 @@ from typing import TypeAlias
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
+from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.breaker import Backoff
 from kvtier_sdk.runner.jobs import (
-    InventoryChanged,
     Job,
     JobResult,
     OpeningEnded,
@@ -76,8 +76,10 @@ class ProcessRunner(LoopRunner):
         pool: PoolMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
+        announce: Announce | None = None,
     ) -> None:
         super().__init__(spec, clock, notify)
+        self._announce = announce
         # The process's channel, or ``None``. After the start, only the engine's thread changes this
         # attribute.
         self._data: Channel | None = None
@@ -86,8 +88,6 @@ class ProcessRunner(LoopRunner):
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         # Reports that :meth:`close` has polled, for the next poll.
         self._unpolled: list[Report] = []
-        # Encoded changes of the inventory, which the publisher's thread decodes.
-        self._inventory: list[bytes] = []
         self._reading = threading.Lock()
         self._watched = False
         self._namespace = namespace
@@ -151,22 +151,15 @@ class ProcessRunner(LoopRunner):
         if not self._is_here:
             return ()
         with self._reading:
-            unpolled = self._peek()
-            changes = [change for _, change in self._changes.copy()]
-            return [*self._unpolled, *unpolled, *changes]
-
-    def take_inventory(self) -> Sequence[InventoryChanged]:
-        if not self._is_here:
-            return ()
-        with self._reading:
-            self._peek()
-            # The engine may be idle, and not know yet that a new process has replaced the last.
-            for data, _ in self._changes.copy():
-                if data is not None:
-                    self._read(data)
-            bodies, self._inventory = self._inventory, []
-        told = [report for body in bodies for report in read_reports(body)]
-        return [report for report in told if isinstance(report, InventoryChanged)]
+            reports: list[Report] = list(self._unpolled)
+            if (data := self._data) is not None:
+                known = len(data.unpolled)
+                self._read(data)
+                if self._notify is not None and len(data.unpolled) > known:
+                    # Notify the engine, because the socket no longer signals what was read here.
+                    self._call_soon(self._readable)
+                reports += data.unpolled
+            return reports + [change for _, change in self._changes.copy()]
 
     def suspect(self) -> None:
         self._call_soon(self._suspect)
@@ -189,16 +182,6 @@ class ProcessRunner(LoopRunner):
         self._watch()
         return bool(is_open)
 
-    def _peek(self) -> Sequence[Report]:
-        if self._data is None:
-            return ()
-        known = len(self._data.unpolled)
-        self._read(self._data)
-        if self._notify is not None and len(self._data.unpolled) > known:
-            # Notify the engine, because the socket no longer signals the reports read here.
-            self._call_soon(self._readable)
-        return self._data.unpolled
-
     def _take(self, data: Channel) -> Sequence[Report]:
         self._read(data)
         taken, data.unpolled = data.unpolled, []
@@ -209,11 +192,8 @@ class ProcessRunner(LoopRunner):
             return
         error = None
         try:
-            for kind, body in data.read():
-                if kind is Kind.INVENTORY:
-                    self._inventory.append(body)
-                else:
-                    data.unpolled += read_reports(body)
+            for _, body in data.read():
+                data.unpolled += read_reports(body)
         except MessageError as caught:
             error = caught
             data.at_end = True
@@ -287,7 +267,9 @@ class ProcessRunner(LoopRunner):
             pool_fd = copy_fd(self._pool.fd)
             opened.callback(os.close, pool_fd)
             bootstrap = write_bootstrap(spec, self._namespace, self._pool.layout, pool_fd)
-            child = ChildProcess(spec.name, self._clock, self._log, secrets_of(spec.config))
+            child = ChildProcess(
+                spec.name, self._clock, self._log, secrets_of(spec.config), self._announce
+            )
             try:
                 async with self._clock.timeout(deadline_s + _START_S) as limit:
                     await child.start(bootstrap, pool_fd)

@@ -38,9 +38,11 @@ from kvtier_sdk.codecs import planes
 from kvtier_sdk.runner.process.messages import (
     MessageError,
     MessageSplitter,
+    read_event,
     read_job,
     read_plain,
     read_reports,
+    write_event,
     write_job,
     write_reports,
 )
@@ -218,7 +220,7 @@ def messages(data: bytes) -> None:
     with suppress(MessageError):
         for start in range(0, len(data), 7):
             splitter.split(data[start : start + 7])
-    for read in (read_plain, _read_job, _read_reports):
+    for read in (read_plain, _read_job, _read_reports, _read_event):
         with suppress(MessageError):
             read(data)
 
@@ -226,6 +228,11 @@ def messages(data: bytes) -> None:
 def _read_job(data: bytes) -> None:
     job = read_job(data)
     assert repr(read_job(write_job(job))) == repr(job)
+
+
+def _read_event(data: bytes) -> None:
+    event = read_event(data)
+    assert read_event(write_event(event)) == event
 
 
 def _read_reports(data: bytes) -> None:

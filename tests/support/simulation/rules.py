@@ -105,7 +105,7 @@ class Rules:
             "chunks looked up": inside.chunks_looked_up,
             "promotions": inside.promotions,
             "offers": [slot.index for slot in inside.offered()],
-            "removals": [n for tier in inside.tiers if (n := tier.client.jobs.removals)],
+            "removals": [n for tier in inside.tiers if (n := len(tier.client.jobs._gone))],
             "stale copies": len(inside.stale_copies),
             "jobs": [ledger.describe() for ledger in self._ledgers if ledger.held],
             "work": self._manager.has_pending_work(),

@@ -352,7 +352,7 @@ def test_a_hole_in_one_group_ends_the_prefetch_of_that_group_only(make: Make) ->
     turn(engine, "r", keys, session="s")
     flood(engine)
     engine.tiers[0]._remove([keys[1]])
-    engine.manager.clients[0].forget_chunks()
+    engine.manager.clients[0]._known.clear()
     turn(engine, "q", KEYS[20:21], prefetch="s")
     engine.step(times=30)
     assert present(engine, *keys) == [True, False, False, True, True, True]

@@ -83,7 +83,7 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(make: Make, operat
     tier.gate.set()
     engine.step(times=2)
     assert [client.knows(key) for key in KEYS[:2]] == [False, True]
-    assert not client.jobs.removals
+    assert not client.jobs._gone
 
 
 def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Make) -> None:
@@ -139,7 +139,7 @@ def test_a_tier_that_fails_to_bring_a_chunk_is_followed_by_the_next(make: Make) 
 
 def test_a_tier_is_not_passed_over_for_a_later_one_that_is_known_to_have_it(make: Make) -> None:
     engine = with_known(make, tiers=2)
-    engine.manager.clients[0].forget_chunks()
+    engine.manager.clients[0]._known.clear()
     assert engine.settle(B, *KEYS[:4]) == ["HIT"] * 4
     assert engine.tiers[0].called() == ["lookup", "load"]
     assert engine.tiers[1].called() == ["lookup"]

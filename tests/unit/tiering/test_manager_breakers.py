@@ -64,7 +64,7 @@ def test_one_tier_stalled_for_half_a_minute_and_the_other_serves(make_weak: Make
     stored_below(engine, *KEYS[:3])
     stalled, healthy = engine.tiers
     assert stalled.gate is not None
-    engine.manager.clients[0].forget_chunks()
+    engine.manager.clients[0]._known.clear()
     stalled.gate.clear()
     began_s = engine.clock.now_s()
     longest_pinned_s = 0.0

@@ -160,3 +160,9 @@ def stored_elsewhere(url: str, chunks: Sequence[int], kind: Kind, **options: Any
     with hosted(url, **options) as host:
         host.store(chunks, kind)
         return host.count("stored_chunks")
+
+
+def deleted_elsewhere(url: str, chunks: Sequence[int], kind: Kind) -> None:
+    with hosted(url) as host:
+        host.load(chunks, kind)
+        host.adapter.delete(kind.keys(chunks))

@@ -6,9 +6,20 @@ import pytest
 import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
-from lmcache_host import KIND, OBJECT_BYTES, Found, Host, Kind, hosted
+from lmcache_host import (
+    KIND,
+    OBJECT_BYTES,
+    Found,
+    Host,
+    Kind,
+    deleted_elsewhere,
+    hosted,
+    stored_elsewhere,
+)
 from support.lmcache_server import wait_until
 from support.redis_server import Server, free_port
+from support.router import Router, free_endpoints
+from support.stores import another_process
 
 from kvtier_lmcache.identity import ObjectLayout, namespace_of
 from kvtier_sdk import ConfigError, UnknownBackendError
@@ -119,6 +130,40 @@ def test_lmcache_learns_what_the_tier_evicts(tmp_path: Path) -> None:
         host.adapter.delete(alice.keys([*old, *new]))
         assert host.adapter.get_usage().bytes_by_cache_salt == {}
         assert not told
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_router_hears_what_the_store_has_whoever_changes_it(tmp_path: Path, runner: str) -> None:
+    url, endpoints = f"file://{tmp_path}/kv?direct_io=off", free_endpoints()
+    options = {
+        "runner": runner,
+        "scan_interval": "200ms",
+        "events_endpoint": endpoints[0],
+        "events_replay_endpoint": endpoints[1],
+    }
+
+    def blocks(chunks: Sequence[int]) -> list[int]:
+        return [ObjectKey.Bytes2IntHash(key.chunk_hash) for key in KIND.keys(chunks)]
+
+    router = Router(*endpoints)
+    with another_process() as process, hosted(url, **options) as host:
+        host.store(PROMPT)
+        # Of these a router's prompt would find nothing: a tenant's, and one of two ranks.
+        host.store([20], Kind(salt="alice"))
+        host.store([21], Kind(world_size=2))
+        router.await_blocks(blocks(PROMPT))
+        process.submit(deleted_elsewhere, url, PROMPT[8:], KIND).result()
+        router.await_blocks(blocks(PROMPT[:8]))
+        assert process.submit(stored_elsewhere, url, [22], KIND).result() == 1
+        router.await_blocks(blocks([*PROMPT[:8], 22]))
+    late = Router(*endpoints)
+    with hosted(url, **options) as host:
+        really = found(host, range(30), KIND.layout)
+        assert really == [*range(8), 22]
+        for one in (router, late):
+            one.catch_up()
+            one.await_blocks(blocks(really))
+            one.close()
 
 
 def test_another_process_finds_8_bit_data(tmp_path: Path, store_elsewhere: StoreElsewhere) -> None:

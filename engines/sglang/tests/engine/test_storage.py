@@ -1,4 +1,6 @@
+import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -6,11 +8,15 @@ from urllib.request import urlopen
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.utils import hash_str_to_int64
 from support.redis_server import free_port
+from support.router import Router, free_endpoints
 from support.sglang_host import KIND, PAGE_TOKENS, Host, Kind, hosted, make_pool
 
 from kvtier_sdk import ConfigError
 from kvtier_sglang.identity import PageIdentity
+
+from .conftest import StoreElsewhere
 
 PROMPT = range(8)
 PARTS = 2 * len(PROMPT)
@@ -133,6 +139,46 @@ def test_a_storage_is_detached_and_attached_while_sglang_runs(url: str) -> None:
                 assert not thread.is_alive()
         host.attach(url=url)
         assert host.load(PROMPT) == len(PROMPT)
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_router_hears_what_the_store_has_whoever_changes_it(
+    url: str, tmp_path: Path, store_elsewhere: StoreElsewhere, runner: str
+) -> None:
+    endpoints = free_endpoints()
+    tier = {
+        "url": url,
+        "runner": runner,
+        "scan_interval": "200ms",
+        "events_endpoint": endpoints[0],
+        "events_replay_endpoint": endpoints[1],
+    }
+    ours, theirs = Kind(tp_size=2), Kind(tp_rank=1, tp_size=2)
+    router = Router(*endpoints)
+    with hosted(ours, **tier) as host:
+
+        def blocks(*prompts: Sequence[int]) -> list[int]:
+            return [hash_str_to_int64(page) for pages in prompts for page in host.hashes(pages)]
+
+        assert host.store(PROMPT) == len(PROMPT)
+        router.await_blocks(blocks(PROMPT))
+        assert store_elsewhere([8, 9], ours, url=url, runner=runner) == 2
+        assert store_elsewhere([10, 11], theirs, url=url, runner=runner) == 2
+        router.await_blocks(blocks(PROMPT, [8, 9]))
+        # Without its keys or its values, a page is not there.
+        names = [page.encode().hex() for page in host.hashes(PROMPT)[6:]]
+        lost = [next(path for path in tmp_path.rglob(f"*{name}*")) for name in names]
+        subprocess.run(["rm", *lost], check=True)
+        router.await_blocks(blocks(PROMPT[:6], [8, 9]))
+        assert [host.storage.exists(page) for page in host.hashes(PROMPT)] == 6 * [True] + 2 * [
+            False
+        ]
+    late = Router(*endpoints)
+    with hosted(ours, **tier):
+        for one in (router, late):
+            one.catch_up()
+            one.await_blocks(blocks(PROMPT[:6], [8, 9]))
+            one.close()
 
 
 def test_figures_for_sglangs_own_metrics(url: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,13 +13,12 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.router import Router
+from support.router import Router, free_endpoints, publisher_at
 from support.server import free_port
 from support.vllm_engine import BLOCK_TOKENS, OUR_MANAGER, make_prompt
 from test_tier_command import tier
 
-from kvtier_sdk import Locality, Medium, SystemClock, make_offload_key
-from kvtier_sdk.event_publisher import EventPublisher
+from kvtier_sdk import Locality, Medium, make_offload_key
 from kvtier_sdk.events import ChunkNote, OffloadingEvent
 
 dynamo = pytest.importorskip(
@@ -30,14 +28,6 @@ dynamo = pytest.importorskip(
 CHUNKS = 3
 SCRIPT = Path(__file__).parents[4] / "examples/fleet/dynamo-indexer.sh"
 PROMPT = make_prompt(11, CHUNKS)
-
-
-def free_endpoints() -> list[str]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"tcp://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
 
 class Dynamo:
@@ -123,7 +113,7 @@ def test_a_router_finds_what_a_restarted_engine_has_in_files(
         "events_replay_endpoint": endpoints[1],
         "events_tokens": True,
     }
-    idle = EventPublisher(*others, topic="", tokens=True, rank=0, clock=SystemClock())
+    idle = publisher_at(others)
     dynamo_router = Dynamo(others, endpoints)
     try:
         with start_engine(offloading) as engine:
@@ -172,16 +162,7 @@ def awaited(found: Callable[[], Any], wanted: Any) -> None:
 def test_dynamos_indexer_learns_what_engines_had_before_it_started() -> None:
     pytest.importorskip("dynamo.indexer", reason="pip install --no-deps ai-dynamo")
     hosts = ["127.0.0.2", "127.0.0.3"]
-    engines = [
-        EventPublisher(
-            *(f"tcp://{host}:{port}" for port in (5557, 5558)),
-            topic="",
-            tokens=True,
-            rank=0,
-            clock=SystemClock(),
-        )
-        for host in hosts
-    ]
+    engines = [publisher_at([f"tcp://{host}:{port}" for port in (5557, 5558)]) for host in hosts]
     prompt = list(range(2 * BLOCK_TOKENS))
     first, second = (make_offload_key(bytes([number]) * 32, 0) for number in (1, 2))
     notes = [

@@ -1,6 +1,7 @@
 import gc
 import itertools
 import os
+import subprocess
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.redis_server import Server, free_port
+from support.router import Router, free_endpoints
 from support.stores import RedisStore
 
 with warnings.catch_warnings():
@@ -157,6 +159,35 @@ def test_vllms_manager_sees_what_the_tier_is(make_tier: MakeTier) -> None:
     assert move(tier, request(tier, "stores"), KEYS[:1], [0], load=False).success
     (event,) = tier.take_events()
     assert (event.ownership, event.removed, event.keys) == ("shelf", False, KEYS[:1])
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_router_hears_what_the_store_has_whoever_changes_it(
+    make_tier: MakeTier, tmp_path: Path, runner: str
+) -> None:
+    endpoints, blocks = free_endpoints(), {key: int.from_bytes(key[-12:-4], "big") for key in KEYS}
+    url = f"file://{tmp_path}/kv?direct_io=off&scan_interval=200ms&runner={runner}"
+    entry = {"events_endpoint": endpoints[0], "events_replay_endpoint": endpoints[1]}
+
+    def present() -> set[int]:
+        return {blocks[key] for key in KEYS if list(tmp_path.rglob(f"*{key.hex()}*"))}
+
+    router = Router(*endpoints)
+    tier = make_tier(url=url, **entry)
+    assert move(tier, request(tier, "stores"), KEYS[:3], [0, 1, 2], load=False).success
+    router.await_blocks({blocks[key] for key in KEYS[:3]})
+    (gone,) = (path for path in tmp_path.rglob(f"*{KEYS[0].hex()}*") if path.is_file())
+    subprocess.run(["rm", gone], check=True)
+    router.await_blocks(present())
+    tier.shutdown()
+    # The next engine tells what the store has before anybody asks it.
+    make_tier(url=url, **entry)
+    late = Router(*endpoints)
+    for one in (router, late):
+        one.catch_up()
+        one.await_blocks(present())
+        one.close()
+    assert present() == {blocks[key] for key in KEYS[1:3]}
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtier_sdk import RequestContext
+from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import (
     BreakerMoved,
     ChunksRemoved,
-    InventoryChanged,
     IoEnded,
     Job,
     JobResult,
@@ -33,9 +32,11 @@ from kvtier_sdk.runner.process.messages import (
     MessageError,
     MessageSplitter,
     message,
+    read_event,
     read_job,
     read_plain,
     read_reports,
+    write_event,
     write_job,
     write_reports,
 )
@@ -79,9 +80,21 @@ reports = st.one_of(
     ),
     st.builds(IoEnded, numbers),
     st.builds(ChunksRemoved, keys),
-    st.builds(InventoryChanged, keys, keys, keys, st.booleans()),
     st.builds(BreakerMoved, st.sampled_from(Direction), st.sampled_from(BreakerState)),
     st.builds(MetricsChanged, figures, figures),
+)
+
+
+texts = st.text(max_size=6)
+events = st.builds(
+    OffloadingEvent,
+    keys,
+    texts,
+    st.sampled_from(Medium),
+    st.sampled_from(Locality),
+    st.booleans(),
+    keys,
+    st.none() | texts,
 )
 
 
@@ -102,6 +115,11 @@ def test_a_job_arrives_as_it_was(sent: Job) -> None:
 @given(st.lists(reports, max_size=8))
 def test_reports_arrive_as_they_were(sent: list[Any]) -> None:
     assert as_data(read_reports(write_reports(sent))) == as_data(sent)
+
+
+@given(events)
+def test_an_event_arrives_as_it_was(sent: OffloadingEvent) -> None:
+    assert read_event(write_event(sent)) == sent
 
 
 Ends = tuple[Channel, socket.socket]
