@@ -33,7 +33,7 @@ _ASSUMED = 0.1
 _UNKNOWN, _SLOWEST = -1, 5
 # The rates of a pace count this many turns of all paces too. So a pace that tells nothing hardly
 # costs hits.
-_TRUST = 10
+_TRUST = 15
 # Groups move to the next bucket late by at most this fraction of the bucket's width.
 _LATE = 1 / 8
 # Rates are computed anew after this fraction of new events.
