@@ -371,12 +371,10 @@ class ReturnsPolicy(EvictionPolicy):
 
     def _forget(self, group: _Group) -> None:
         ghosts = self._ghosts
-        keys = group.used + group.keys
-        if group.present or len(keys) > group.left:
-            keys = [key for key in dict.fromkeys(keys) if ghosts.get(key) is group]
-        for key in keys:
-            del ghosts[key]
-        group.left -= len(keys)
+        for key in (*group.used, *group.keys):
+            if ghosts.get(key) is group:
+                del ghosts[key]
+                group.left -= 1
         group.release_if_over()
 
 
@@ -479,11 +477,7 @@ class _Kind:
 
 
 class _Rates:
-    """The returns seen at each age, and the time waited there.
-
-    Args:
-        base: the rates of more turns, to rely on while little is seen.
-    """
+    """The returns seen at each age, and the time waited there; ``base`` has those of more turns."""
 
     def __init__(self, base: _Rates | None = None) -> None:
         self._base = base
@@ -523,7 +517,7 @@ class _Rates:
         self._events += self._news
         self._news = 0.0
         waits = []
-        rates: list[float] = []
+        self.rates = []
         assumed = _ASSUMED
         for bucket, width in enumerate(_WIDTHS):
             returns, waited = self._returns[bucket], self._waited[bucket]
@@ -534,7 +528,7 @@ class _Rates:
             else:
                 known = _TRUST * width
                 rate = (returns + known * self._base.rates[bucket]) / (waited + known)
-            rates.append(rate)
+            self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
         # From each bucket on, it is best to wait until a stretch begins whose rate is lower.
@@ -549,11 +543,9 @@ class _Rates:
             stretches.append((returned, waited, stays))
             self.worths.append(returned / waited)
         self.worths.reverse()
-        self.rates = rates
 
 
-# The turn of groups without chunks.
-_NO_TURN = _Turn()
+_NO_TURN = _Turn()  # of groups without chunks
 _Cells = defaultdict[_Kind, deque[_Group]]
 
 
