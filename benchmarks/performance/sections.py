@@ -233,8 +233,7 @@ SCHEDULER = Section(
     ],
     [
         "The manager takes {0:all:memory tier} of the engine's thread for each chunk, and "
-        "{0:all:memory tier, lru} with the policy `lru` in place of `prefix`, the default until "
-        "2026-11-28.",
+        "{0:all:memory tier, lru} with the policy `lru` in place of `returns`, the default.",
         "vLLM's takes {0:all:vLLM, at once} with a tier that answers at once, as no store does, "
         "{0:all:memory tier:vLLM, at once} times ours. With one behind threads, as its own tiers "
         "work, it takes {0:all:vLLM, thread}: {0:all:memory tier:vLLM, thread} times.",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from math import exp, inf, log2
 from operator import itemgetter
 
@@ -29,6 +29,11 @@ _GHOSTS = 6
 # Returns that are assumed in each bucket, as long as nothing is known. They are few, so that chunks
 # older than any return leave first.
 _ASSUMED = 0.1
+# A turn's pace is the logarithm of the wait before it, in steps of 4, up to 17 minutes; or unknown.
+_UNKNOWN, _SLOWEST = -1, 5
+# The rates of a pace count this many turns of all paces too. So a pace that tells nothing hardly
+# costs hits.
+_TRUST = 15
 # Groups move to the next bucket late by at most this fraction of the bucket's width.
 _LATE = 1 / 8
 # Rates are computed anew after this fraction of new events.
@@ -38,7 +43,7 @@ _TURNS = 64
 _MEMORY = 0.99
 # How long an order of eviction is used, and for which fraction of the slots.
 _ORDER_S = 1.0
-_ORDERED = 1 / 128
+_ORDERED = 1 / 64
 # Labels of chunks without which their conversation went on, and of conversations that have ended.
 _REST, _ENDED = "left behind", "ended"
 # The most groups to remember that need the chunks of another group.
@@ -53,6 +58,9 @@ class ReturnsPolicy(EvictionPolicy):
     turns of each age return, for each ``stop`` with which turns end. The worth of a chunk is the
     highest rate of returns that further waiting promises, over all times to wait: the index of
     J. C. Gittins, "Bandit processes and dynamic allocation indices", 1979.
+
+    A conversation that came back soon does so again. So each ``stop`` has rates for each length of
+    the wait before the turn, if the turn has used all of an earlier turn's end.
 
     Some workloads return by the number of a chunk's uses rather than by age. So each class of uses
     has rates of its own.
@@ -72,10 +80,9 @@ class ReturnsPolicy(EvictionPolicy):
         self._ghosts: dict[OffloadKey, _Group] = {}
         # Groups of which all chunks are evicted, the oldest first.
         self._evicted: deque[_Group] = deque()
-        # The groups of the running requests, and how many chunks of other groups they have used.
-        self._turns: dict[str, dict[int, _Group]] = {}
-        self._returned: dict[str, dict[_Group, int]] = {}
-        self._kinds: dict[tuple[str, int], _Kind] = {}
+        # The turns of the running requests.
+        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)
+        self._kinds: dict[tuple[str, int, int], _Kind] = {}
         # The groups that wait, for each bucket of age and by kind, the oldest first. Groups that
         # are evicted as a whole have cells of their own, so that searches for victims skip them.
         self._waiting = _cells()
@@ -83,8 +90,8 @@ class ReturnsPolicy(EvictionPolicy):
         # The cells of the groups that wait, as worth, kind and bucket, the least worth first.
         self._ranked: list[tuple[float, _Kind, int]] = []
         self._moved_s = [-inf] * _BUCKETS
-        # The rates of a label with each class of uses.
-        self._rates: dict[tuple[str, int], _Rates] = {}
+        # The rates of a label with each class of uses and each pace.
+        self._rates: dict[tuple[str, int, int], _Rates] = {}
         self._order: deque[_Group] = deque()
         self._ordered_s = self._grown_s = -inf
         # Victims chosen since the groups were put in order.
@@ -99,10 +106,10 @@ class ReturnsPolicy(EvictionPolicy):
             raise KVTierError(
                 "policy returns: open() was not called, so it does not know the capacity"
             )
-        turn = self._turns.setdefault(request.request_id, {})
+        turn = self._turns[request.request_id]
         ghosts = self._ghosts
         if ghosts.keys().isdisjoint(keys):
-            self._store(_group_of(turn, 1), keys)
+            self._store(turn.group(1), keys)
             return
         before: dict[_Group | None, list[OffloadKey]] = {}
         old: _Group | None = None
@@ -114,38 +121,42 @@ class ReturnsPolicy(EvictionPolicy):
             run.append(key)
         for ghost, run in before.items():
             if ghost is None:
-                self._store(_group_of(turn, 1), run)
+                self._store(turn.group(1), run)
                 continue
-            self._note_return(ghost, len(run), request)
+            self._note_return(ghost, len(run), turn)
             ghost.release_if_over()
-            self._store(_group_of(turn, ghost.uses + 1), run)
+            self._store(turn.group(ghost.uses + 1), run)
 
     def on_access(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
-        turn = self._turns.setdefault(request.request_id, {})
-        own = list(turn.values())
+        turn = self._turns[request.request_id]
         before: dict[_Group, list[OffloadKey]] = {}
         groups = self._groups
         for now, of_group in groupby(keys, groups.__getitem__):
             before.setdefault(now, []).extend(of_group)
         moved: list[tuple[_Group, _Group]] = []
         for now, run in before.items():
-            if now in own:
+            if now.turn is turn:
                 # Loaded chunks arrive in any order, and are used in prefix order.
                 now.used += run
                 continue
             now.present -= len(run)
-            self._note_return(now, len(run), request)
-            group = _group_of(turn, now.uses + 1)
+            self._note_return(now, len(run), turn)
+            group = turn.group(now.uses + 1)
             group.used += run
             self._take(group, run)
             if now.left and not now.present:
                 self._evicted.append(now)
             moved.append((now, group))
+        old, rest = turn, []
         for now, group in moved:
-            # What is left of the old turn needs these chunks.
-            needing = (*now.behind, *now.turn.values())
-            group.behind += [other for other in needing if other.present and other not in own]
-            del group.behind[:-_MOST_BEHIND]
+            if now.turn is not old:
+                old = now.turn
+                rest = [other for other in old.groups.values() if other.present]
+            if rest or now.behind:
+                # What is left of the old turn needs these chunks.
+                needing = [of for of in now.behind if of.present and of.turn is not turn]
+                group.behind += needing + rest
+                del group.behind[:-_MOST_BEHIND]
         for now, _ in moved:
             now.release_if_over()
 
@@ -173,32 +184,39 @@ class ReturnsPolicy(EvictionPolicy):
             self._evicted.append(group)
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
-        turn = self._turns.pop(request.request_id, {})
+        turn = self._turns.pop(request.request_id, None)
+        if turn is not None:
+            self._end_turn(turn, request.resume_in_s, stop or "")
+        self._finished += 1
+        if self._finished % _TURNS == 0:
+            self._fade()
+
+    def _end_turn(self, turn: _Turn, resume_in_s: float | None, label: str) -> None:
         # Only now, because chunks that a tier loads return in several parts.
-        for group, returned in self._returned.pop(request.request_id, {}).items():
+        for group, returned in turn.returned.items():
             kind = group.kind
             if kind is not None and kind.label != _REST and returned > group.left > 0:
                 # The conversation went on without these chunks.
                 self._begin_wait(group, _REST, kind.classes)
-        chunks = sum(group.left for group in turn.values())
-        label = stop or ""
-        if request.resume_in_s == inf:
+        turn.returned.clear()
+        if resume_in_s == inf:
             label = _ENDED
-        elif request.resume_in_s is not None:
-            label = f"in 2^{round(log2(max(request.resume_in_s, 0.01)))} s"
-        classes = 0
+        elif resume_in_s is not None:
+            label = f"in 2^{round(log2(max(resume_in_s, 0.01)))} s"
+            turn.pace = _UNKNOWN
+        classes = chunks = 0
         waiting = []
-        for _, group in sorted(turn.items(), reverse=True):
+        for _, group in sorted(turn.groups.items(), reverse=True):
             if group.left:
-                group.share = 1 / chunks
+                chunks += group.left
                 classes |= 1 << _CLASS_OF[group.uses]
                 waiting.append((group, classes))
+        if waiting:
+            turn.end = waiting[-1][0]
         # The end of the prefix has the fewest uses, and is first in its cell.
         for group, classes in reversed(waiting):
-            self._begin_wait(group, label, classes)
-        self._finished += 1
-        if self._finished % _TURNS == 0:
-            self._fade()
+            group.share = 1 / chunks
+            self._begin_wait(group, label, classes, turn.pace)
 
     def choose_victims(
         self, count: int, is_evictable: Callable[[OffloadKey], bool]
@@ -227,12 +245,12 @@ class ReturnsPolicy(EvictionPolicy):
             keys = group.keys
             while group.end and groups.get(keys[group.end - 1]) is not group:
                 group.end -= 1
-            for place in range(group.end - 1, -1, -1):
-                key = keys[place]
-                if groups.get(key) is group and is_evictable(key):
-                    victims.append(key)
-                    if len(victims) == count:
-                        return victims
+            here: Iterable[OffloadKey] = reversed(keys[: group.end])
+            if group.kind is None or group.present < group.end:
+                here = [key for key in here if groups.get(key) is group]
+            victims += islice(filter(is_evictable, here), count - len(victims))
+            if len(victims) == count:
+                break
         return victims
 
     def _put_in_order(self, wanted: int) -> None:
@@ -248,9 +266,11 @@ class ReturnsPolicy(EvictionPolicy):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=_oldest_first):
-                if group.behind and any(other.present for other in group.behind):
-                    needed.append(group)
-                    continue
+                if group.behind:
+                    group.behind = [other for other in group.behind if other.present]
+                    if group.behind:
+                        needed.append(group)
+                        continue
                 order.append(group)
                 found += group.present
                 if found >= wanted:
@@ -261,52 +281,43 @@ class ReturnsPolicy(EvictionPolicy):
             order.extend(free or needed)
             needed = [of for of in needed if of not in free] if free else []
         for turn in self._turns.values():
-            for _, group in sorted(turn.items()):
+            for _, group in sorted(turn.groups.items()):
                 group.close()
                 order.append(group)
 
-    def _begin_wait(self, group: _Group, label: str, classes: int) -> None:
-        kind = self._kinds.get((label, classes))
+    def _rates_of(self, label: str, of: int, pace: int) -> _Rates:
+        rates = self._rates.get((label, of, pace))
+        if rates is None:
+            base = None if pace == _UNKNOWN else self._rates_of(label, of, _UNKNOWN)
+            rates = self._rates[label, of, pace] = _Rates(base)
+        return rates
+
+    def _begin_wait(self, group: _Group, label: str, classes: int, pace: int = _UNKNOWN) -> None:
+        kind = self._kinds.get((label, classes, pace))
         if kind is None:
             of_classes = [
-                self._rates.setdefault((label, of), _Rates())
-                for of in range(len(_CLASSES))
-                if classes >> of & 1
+                self._rates_of(label, of, pace) for of in range(len(_CLASSES)) if classes >> of & 1
             ]
-            kind = self._kinds[label, classes] = _Kind(label, classes, of_classes)
+            kind = self._kinds[label, classes, pace] = _Kind(label, classes, of_classes)
         group.kind, group.since_s, group.bucket = kind, self.now_s, 0
         group.close()
         cell = self._waiting[0][kind]
         if not cell:
             insort(self._ranked, (kind.worth(0), kind, 0), key=itemgetter(0))
         cell.append(group)
-        kind.rates.note_wait(0, group.share * group.left * _WIDTHS[0] / 2)
+        kind.rates.note(0, 0.0, group.share * group.left * _WIDTHS[0] / 2)
 
-    def _note_return(self, group: _Group, chunks: int, request: RequestContext) -> None:
+    def _note_return(self, group: _Group, chunks: int, turn: _Turn) -> None:
         kind = group.kind
         group.left -= chunks
         if kind is None:
             # The request that used the chunks last is still running.
             return
-        share = group.share * chunks
         age = self.now_s - group.since_s
-        bucket = self._note_wait(kind, group.bucket, age, share)
-        kind.rates.note_return(bucket, share)
-        returned = self._returned.setdefault(request.request_id, {})
-        returned[group] = returned.get(group, 0) + chunks
-
-    def _note_wait(self, kind: _Kind, bucket: int, age: float, share: float) -> int:
-        """Record the rest of a wait that is recorded up to the middle of ``bucket``.
-
-        Return the bucket of the age.
-        """
-        recorded = _WIDTHS[bucket] / 2
-        while bucket < _LAST and age > _BEGINS[bucket + 1]:
-            kind.rates.note_wait(bucket, share * (_WIDTHS[bucket] - recorded))
-            recorded = 0.0
-            bucket += 1
-        kind.rates.note_wait(bucket, share * max(0.0, age - _BEGINS[bucket] - recorded))
-        return bucket
+        kind.rates.note_return(group.bucket, age, group.share * chunks)
+        turn.returned[group] = turn.returned.get(group, 0) + chunks
+        if group.turn.end is group and not group.left:
+            turn.pace = min(int(log2(age + 1) / 2), _SLOWEST)
 
     def _grow_older(self) -> None:
         """Move groups to the buckets of their ages, and rank the cells anew."""
@@ -350,7 +361,8 @@ class ReturnsPolicy(EvictionPolicy):
             if not cell:
                 del cells[kind]
             if share:
-                kind.rates.note_move(bucket, share)
+                for of in (bucket, bucket + 1):
+                    kind.rates.note(of, 0.0, share * _WIDTHS[of] / 2)
 
     def _fade(self) -> None:
         self._grow_older()
@@ -366,6 +378,31 @@ class ReturnsPolicy(EvictionPolicy):
         group.release_if_over()
 
 
+class _Turn:
+    """What one request was the last to use.
+
+    Attributes:
+        groups: the chunks, by uses. The group ``end`` has the end of the prefix.
+        pace: how long the conversation waited before the turn, if the turn continues one.
+        returned: how many chunks of each group of earlier turns the request has used.
+    """
+
+    __slots__ = ("end", "groups", "pace", "returned")
+
+    def __init__(self) -> None:
+        self.end: _Group | None = None
+        self.pace = _UNKNOWN
+        self.groups: dict[int, _Group] = {}
+        self.returned: dict[_Group, int] = {}
+
+    def group(self, uses: int) -> _Group:
+        uses = min(uses, _MOST_USES)
+        group = self.groups.get(uses)
+        if group is None:
+            group = self.groups[uses] = _Group(uses, self)
+        return group
+
+
 class _Group:
     """The chunks with one number of uses that a request was the last to use.
 
@@ -373,7 +410,6 @@ class _Group:
         keys: the chunks, in prefix order; some of them may be in other groups by now.
         end: no key from this index on is in the pool and in this group.
         present: chunks in the pool. ``left`` also counts the evicted chunks that are remembered.
-        turn: the groups of the same request, by uses.
         share: the part of its turn that one chunk is.
         behind: groups of other conversations, whose chunks are useless without these chunks.
         bucket: the wait is recorded up to the middle of this bucket, where it is on average.
@@ -394,7 +430,7 @@ class _Group:
         "uses",
     )
 
-    def __init__(self, uses: int, turn: dict[int, _Group]) -> None:
+    def __init__(self, uses: int, turn: _Turn) -> None:
         self.uses = uses
         self.turn = turn
         self.behind: list[_Group] = []
@@ -411,15 +447,16 @@ class _Group:
     def release_if_over(self) -> None:
         """Release what a group without chunks refers to, unless its request is still running."""
         if self.kind is not None and not self.left:
-            self.keys, self.end, self.behind, self.turn = [], 0, [], {}
+            self.keys, self.end, self.behind, self.turn = [], 0, [], _NO_TURN
 
     def close(self) -> None:
-        # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
-        self.keys = self.used + self.keys
+        if self.used:
+            # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
+            self.keys = self.used + self.keys
+            self.used = []
         if len(self.keys) > self.left:
             # A chunk that has left and come back meanwhile is there twice.
             self.keys = list(dict.fromkeys(self.keys))
-        self.used = []
         self.end = len(self.keys)
 
 
@@ -440,35 +477,38 @@ class _Kind:
 
 
 class _Rates:
-    """The returns seen at each age, and the time waited there."""
+    """The returns seen at each age, and the time waited there; ``base`` has those of more turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: _Rates | None = None) -> None:
+        self._base = base
         self._returns = [0.0] * _BUCKETS
         self._waited = [0.0] * _BUCKETS
         # For each bucket the highest rate of returns that further waiting promises.
         self.worths: list[float] = []
+        self.rates: list[float] = []
         self._events = self._news = 0.0
         self.renew()
 
-    def note_return(self, bucket: int, share: float) -> None:
-        self._returns[bucket] += share
-        self._news += share
-
-    def note_wait(self, bucket: int, waited: float) -> None:
+    def note(self, bucket: int, returned: float, waited: float) -> None:
+        self._returns[bucket] += returned
         self._waited[bucket] += waited
-        self._news += waited / _WIDTHS[bucket]
+        self._news += returned + waited / _WIDTHS[bucket]
+        if self._base is not None:
+            self._base.note(bucket, returned, waited)
 
-    def note_move(self, bucket: int, share: float) -> None:
-        """Note the waits from the middle of ``bucket`` to the middle of the next."""
-        self._waited[bucket] += share * _WIDTHS[bucket] / 2
-        self._waited[bucket + 1] += share * _WIDTHS[bucket + 1] / 2
-        self._news += share
+    def note_return(self, bucket: int, age: float, share: float) -> None:
+        """Note a return after a wait that is noted up to the middle of ``bucket``."""
+        noted = _WIDTHS[bucket] / 2
+        while bucket < _LAST and age > _ENDS[bucket]:
+            self.note(bucket, 0.0, share * (_WIDTHS[bucket] - noted))
+            noted = 0.0
+            bucket += 1
+        self.note(bucket, share, share * max(0.0, age - _BEGINS[bucket] - noted))
 
     def fade(self) -> None:
         self._events *= _MEMORY
-        for bucket in range(_BUCKETS):
-            self._returns[bucket] *= _MEMORY
-            self._waited[bucket] *= _MEMORY
+        self._returns = [returns * _MEMORY for returns in self._returns]
+        self._waited = [waited * _MEMORY for waited in self._waited]
 
     def renew(self) -> None:
         """Compute the worths again if there is enough news."""
@@ -477,11 +517,18 @@ class _Rates:
         self._events += self._news
         self._news = 0.0
         waits = []
+        self.rates = []
         assumed = _ASSUMED
-        for returns, waited, width in zip(self._returns, self._waited, _WIDTHS, strict=True):
-            rate = (returns + assumed) / (waited + width)
-            # Chunks that return often at one age hardly stop at the next.
-            assumed = (_ASSUMED + rate * width) / 2
+        for bucket, width in enumerate(_WIDTHS):
+            returns, waited = self._returns[bucket], self._waited[bucket]
+            if self._base is None:
+                rate = (returns + assumed) / (waited + width)
+                # Chunks that return often at one age hardly stop at the next.
+                assumed = (_ASSUMED + rate * width) / 2
+            else:
+                known = _TRUST * width
+                rate = (returns + known * self._base.rates[bucket]) / (waited + known)
+            self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
         # From each bucket on, it is best to wait until a stretch begins whose rate is lower.
@@ -498,19 +545,12 @@ class _Rates:
         self.worths.reverse()
 
 
+_NO_TURN = _Turn()  # of groups without chunks
 _Cells = defaultdict[_Kind, deque[_Group]]
 
 
 def _cells() -> list[_Cells]:
     return [defaultdict(deque) for _ in range(_BUCKETS)]
-
-
-def _group_of(turn: dict[int, _Group], uses: int) -> _Group:
-    uses = min(uses, _MOST_USES)
-    group = turn.get(uses)
-    if group is None:
-        group = turn[uses] = _Group(uses, turn)
-    return group
 
 
 def _present(kind: _Kind, cell: deque[_Group]) -> Iterator[_Group]:

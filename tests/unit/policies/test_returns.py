@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from math import expm1, inf
+from operator import itemgetter
 
 import pytest
 from hypothesis import given
@@ -119,12 +120,35 @@ def test_a_conversation_that_has_just_ended_leaves_first() -> None:
     assert policy.choose_victims(2, lambda key: True) == [b"d", b"c"]
 
 
+def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> None:
+    policy = opened(256)
+    turns = [(f"slow {n}", at_s + n) for n in range(20) for at_s in range(1000, 21_000, 1000)]
+    turns += [("fast", at_s) for at_s in range(12, 20_032, 10)]
+    for number, (name, at_s) in enumerate(sorted(turns, key=itemgetter(1))):
+        policy.now_s = at_s
+        turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
+    # The fast one has just begun to wait. Without its pace it would leave first.
+    assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
+
+
 def test_what_returns_at_one_age_is_expected_back_at_the_next() -> None:
     known, unknown = _Rates(), _Rates()
-    known.note_return(10, 5.0)
+    known.note(10, 5.0, 0.0)
     known.renew()
     assert known.worths[11] > 2 * unknown.worths[11]
     assert known.worths[20] < 1.1 * unknown.worths[20]
+
+
+def test_rates_of_which_little_is_known_follow_their_base() -> None:
+    base = _Rates()
+    known = _Rates(base)
+    base.note(10, 0.0, 1000.0)
+    known.note(10, 50.0, 100.0)
+    base.renew()
+    known.renew()
+    # The base has what its parts have.
+    assert 0.03 < base.worths[10] < known.worths[10] / 3
+    assert _Rates(base).worths == pytest.approx(base.worths)
 
 
 @given(st.lists(st.tuples(st.integers(0, 39), st.floats(0, 50), st.floats(0, 1e4)), max_size=20))
@@ -133,8 +157,7 @@ def test_the_worth_is_the_best_rate_of_all_times_to_wait(
 ) -> None:
     rates = _Rates()
     for bucket, returned, waited in events:
-        rates.note_return(bucket, returned)
-        rates.note_wait(bucket, waited)
+        rates.note(bucket, returned, waited)
     rates.renew()
     hazards, assumed = [], 0.1
     for bucket in range(40):
