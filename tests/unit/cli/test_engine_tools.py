@@ -28,7 +28,7 @@ class MineTools(EngineTools):
     def read(self, options, *, where):
         return TieringConfig.from_dict(options["mine"], where=where)
 
-    def chunk_keys(self, tokens, facts):
+    def chunk_keys(self, tokens, facts, salt):
         return [[make_offload_key(bytes(tokens))]]
 """
 
