@@ -7,7 +7,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from vllm_server import (
     make_words,
     metric,
     name_vllm,
+    post,
     serving,
     wait_until,
 )
@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "operating.md"
 BLOCK_TOKENS = 128
 CHUNKS = 4
-JSON = {"Content-Type": "application/json"}
 
 
 class Fleet:
@@ -53,9 +52,7 @@ class Fleet:
         return int(details.get("cached_tokens", 0)) // BLOCK_TOKENS
 
     def reset_device(self, engine: int) -> None:
-        url = f"http://127.0.0.1:{self.ports[engine]}/reset_prefix_cache"
-        with urllib.request.urlopen(urllib.request.Request(url, b""), timeout=30):
-            pass
+        post(self.ports[engine], "/reset_prefix_cache", {})
 
     def stored(self, engine: int, tier: str) -> float:
         return metric(self.ports[engine], "kvtier_stored_chunks_total", tier=tier)
@@ -64,10 +61,8 @@ class Fleet:
         """Return the states of a prompt's chunks, by vLLM's tokens and by its tokenizer's."""
         model, tokens, text = (self.folder / of for of in ("model", "tokens.json", "prompt.txt"))
         text.write_text(prompt)
-        body = json.dumps({"model": str(model), "prompt": prompt}).encode()
-        url = f"http://127.0.0.1:{self.ports[0]}/tokenize"
-        with urllib.request.urlopen(urllib.request.Request(url, body, JSON)) as answer:
-            tokens.write_bytes(answer.read())
+        body = {"model": str(model), "prompt": prompt}
+        tokens.write_bytes(post(self.ports[0], "/tokenize", body))
         salt = json.loads(self._body.replace("acme", tenant))["cache_salt"]
         words = ("tier", "explain", f"{self.config}#{tenant}", "--salt", salt)
         ways = (("--tokens", str(tokens)), ("--text", str(text), "--tokenizer", str(model)))

@@ -90,15 +90,16 @@ def serving(
         engine.wait(60)
 
 
+def post(port: int, path: str, body: object) -> bytes:
+    url, headers = f"http://127.0.0.1:{port}{path}", {"Content-Type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return bytes(answer.read())
+
+
 def complete(port: int, model: str, prompt: str, **options: Any) -> dict[str, Any]:
     body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **options}
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        document: dict[str, Any] = json.load(answer)
+    document: dict[str, Any] = json.loads(post(port, "/v1/completions", body))
     return document
 
 
