@@ -256,7 +256,7 @@ test-image: dist
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah crun debootstrap; }
 	$(BIN)/python tests/image.py
 
-test-pythons: dist
+test-pythons: setup dist
 	@for python in $(PYTHONS); do \
 		[ "$$($$python -V)" = "$$($(BIN)/python -V)" ] || \
 		$(BIN)/python tests/wheels.py --python $$python $(SIDE_BY_SIDE) || exit 1; done

@@ -59,9 +59,11 @@ _OTHER_PYTHONS = (
     "tests/unit/testing",
     "tests/unit/tiers",
     "tests/unit/test_registry.py",
-    "backends/file/tests",
 )
-_COMPILED = ("tests/unit/policies", "tests/unit/tiering")
+#: What wheels with compiled parts add to that.
+_COMPILED = ("backends/file/tests", "tests/unit/policies", "tests/unit/tiering")
+#: The coder that "make setup" has compiled, for every Python.
+_CODER = Path("kvtier_sdk/codecs/_planes.abi3.so")
 
 
 def main() -> int:
@@ -161,6 +163,9 @@ def test(packages: Sequence[Path], work: Path, other: str | None, options: Seque
     places = copy_tests(packages, copy)
     if other:
         places = [*_OTHER_PYTHONS, *(_COMPILED if is_compiled else ())]
+        if not is_compiled:
+            (site,) = environment.glob("lib/python*/site-packages")
+            shutil.copy(ROOT / _CODER, site / _CODER)
     modules = [_module_of(package).name for package in packages]
     # PYTHONPATH could make the tests import the source tree instead of the wheels.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
