@@ -387,8 +387,6 @@ class _Turn:
         returned: how many chunks of each group of earlier turns the request has used.
     """
 
-    __slots__ = ("end", "groups", "pace", "returned")
-
     def __init__(self) -> None:
         self.end: _Group | None = None
         self.pace = _UNKNOWN
@@ -414,21 +412,6 @@ class _Group:
         behind: groups of other conversations, whose chunks are useless without these chunks.
         bucket: the wait is recorded up to the middle of this bucket, where it is on average.
     """
-
-    __slots__ = (
-        "behind",
-        "bucket",
-        "end",
-        "keys",
-        "kind",
-        "left",
-        "present",
-        "share",
-        "since_s",
-        "turn",
-        "used",
-        "uses",
-    )
 
     def __init__(self, uses: int, turn: _Turn) -> None:
         self.uses = uses

@@ -54,21 +54,6 @@ class PendingLookup:
             chunks. If the load of a chunk fails, the tiers are asked for the chunk.
     """
 
-    __slots__ = (
-        "deadline_s",
-        "doubt",
-        "hits",
-        "is_known",
-        "keys",
-        "request",
-        "sealed",
-        "shared",
-        "skipped",
-        "step",
-        "waiting",
-        "worth_loading",
-    )
-
     def __init__(self, request: RequestContext, waiting: int, step: int, shared: bool) -> None:
         self.request = request
         self.waiting = waiting
@@ -114,8 +99,6 @@ class Promotion:
         claims: number of requests that pin the slot and have not used the chunk yet.
     """
 
-    __slots__ = ("claims", "pending", "tier", "waiters")
-
     def __init__(self, pending: PendingLookup, tier: int, state: RequestState) -> None:
         self.pending = pending
         self.tier = tier
@@ -134,8 +117,6 @@ class Offers:
         followers: maps a tier's index to a request. Once the chunk is readable, the tier gets the
             chunk for this request.
     """
-
-    __slots__ = ("failed", "followers", "hits", "owed", "sent")
 
     def __init__(self) -> None:
         self.hits = 0
@@ -198,18 +179,6 @@ class Wait:
         slot: the first slot in which a lookup found a chunk that is not readable yet.
     """
 
-    __slots__ = (
-        "_key",
-        "_lookups",
-        "_state",
-        "hits",
-        "latest",
-        "prefix",
-        "put_off",
-        "slot",
-        "step",
-    )
-
     def __init__(self, step: int) -> None:
         self.step = step
         self.latest: PendingLookup | None = None
@@ -264,26 +233,6 @@ class RequestState:
         stop: why the answer ended, once the engine has ended the request and if it knows.
         is_prefetch: true if no request needs the chunks yet, so that misses are not counted.
     """
-
-    __slots__ = (
-        "arrived_s",
-        "asked",
-        "asking",
-        "asks_first",
-        "claims",
-        "context",
-        "copies",
-        "finished",
-        "is_prefetch",
-        "known",
-        "missed",
-        "named",
-        "stop",
-        "tiers",
-        "turn",
-        "wait",
-        "writes",
-    )
 
     def __init__(
         self,

@@ -31,8 +31,6 @@ class Purge:
         forgotten: number of chunks removed so far.
     """
 
-    __slots__ = ("forgotten", "left")
-
     def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
         self.left: Sequence[OffloadKey] | None = keys
         self.forgotten: int = 0
