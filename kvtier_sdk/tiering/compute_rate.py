@@ -20,12 +20,10 @@ class ComputeRate:
     step after the last such step, because an engine that schedules ahead begins the next step
     before the prompt is computed. Decoding does not begin a burst, because decoding needs many
     steps for one chunk, and does not show how fast the engine computes a prompt.
-
-    Attributes:
-        chunk_s: seconds per chunk; ``None`` until enough bursts are known.
     """
 
     def __init__(self) -> None:
+        #: ``None`` until enough bursts are known.
         self.chunk_s: float | None = None
         self._bursts: deque[tuple[float, int]] = deque(maxlen=_BURSTS)
         self._chunks = 0
@@ -52,10 +50,7 @@ class ComputeRate:
     def burst_ended(self, now_s: float) -> None:
         """End the current burst, whose chunks were all computed by ``now_s``."""
         chunks, self._chunks = self._chunks, 0
-        self.note(chunks, now_s - self._since_s)
-
-    def note(self, chunks: int, duration_s: float) -> None:
-        """Record that computing this number of ``chunks`` took ``duration_s`` seconds."""
+        duration_s = now_s - self._since_s
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))

@@ -53,9 +53,8 @@ class OperatorHint:
 class HintExecutor:
     """Carries out hints within their budgets, and writes a receipt for each.
 
-    Args:
-        max_duration_s: the longest lease, and the latest turn before which chunks are loaded.
-        end_request: called with the request of a prefetch that has ended.
+    ``max_duration_s`` is the longest lease, and the latest turn before which chunks are loaded.
+    ``end_request`` is called with the request of a prefetch that has ended.
     """
 
     def __init__(
@@ -79,9 +78,7 @@ class HintExecutor:
         self._sessions = Sessions(_REMEMBERED * len(primary.slots))
         self._prefetcher = Prefetcher(
             *(primary, search, promotions, tiers, requests),
-            arrived=self._keep_prefetched,
-            ended=self._note_prefetched,
-            end_request=end_request,
+            *(self._keep_prefetched, self._note_prefetched, end_request),
         )
         self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
         # Any thread may append.
@@ -107,12 +104,7 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out the hints of a request that has ended.
-
-        Args:
-            ends: maps each of the request's chunks, in prefix order, to the tokens up to its end;
-                empty if the engine does not know.
-        """
+        """Carry out the hints of a request that has ended; ``ends`` is empty if unknown."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # An engine need not offload the answer.

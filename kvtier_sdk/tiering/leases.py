@@ -38,9 +38,6 @@ class Leases:
 
     A chunk has one lease. A newer one replaces it if it holds the chunk faster, or as fast and for
     longer, or if its owner is the same.
-
-    Args:
-        budget: the most chunks under lease.
     """
 
     def __init__(self, budget: int) -> None:
@@ -73,7 +70,8 @@ class Leases:
             own[key] = until_s
             heappush(self._ends, (until_s, key))
             granted += 1
-        self._forget_unused()
+        for tenant in [tenant for tenant, held_s in self._until_s.items() if not held_s]:
+            del self._until_s[tenant]
         return granted
 
     def renew(self, keys: Iterable[OffloadKey], now_s: float) -> None:
@@ -160,10 +158,6 @@ class Leases:
             for key in lost:
                 del self.held[key], other[key]
         return room
-
-    def _forget_unused(self) -> None:
-        for tenant in [tenant for tenant, own in self._until_s.items() if not own]:
-            del self._until_s[tenant]
 
 
 def _rank(lease: Lease) -> float:

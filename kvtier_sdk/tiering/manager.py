@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -22,13 +23,7 @@ from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.hint_executor import HintExecutor, OperatorHint
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import (
-    RequestState,
-    Slot,
-    SlotState,
-    Wait,
-    check_keys,
-)
+from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait, check_keys
 from kvtier_sdk.tiering.savings import Savings
 from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
@@ -429,7 +424,7 @@ class TieringManager:
         if rejected:
             del new[len(slots) :]
             self._primary.stats.dropped["store.primary_full"] += len(rejected)
-            self._cascade.note_missing(len(rejected))
+            self._cascade.missing = max(self._cascade.missing, len(rejected))
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
         if new:
@@ -576,7 +571,7 @@ class TieringManager:
             self._end_if_over(state)
         self._uses.forget()
         self._hints.reset()
-        self._cascade.forget_shortage()
+        self._cascade.missing = 0
         self._primary.events.add(removed, removed=True)
         if scope is ResetScope.ALL:
             for tier in self._tiers:
@@ -645,22 +640,14 @@ class TieringManager:
             tier.client.flush()
 
 
+@dataclass(eq=False)
 class _Reports(TierListener):
-    def __init__(
-        self,
-        bit: int,
-        primary: PrimaryTier,
-        lookups: LookupTable,
-        promotions: Promotions,
-        cascade: Cascade,
-        on_publish: Callable[[RequestContext], None],
-    ) -> None:
-        self._bit = bit
-        self._on_publish = on_publish
-        self._primary = primary
-        self._lookups = lookups
-        self._promotions = promotions
-        self._cascade = cascade
+    _bit: int
+    _primary: PrimaryTier
+    _lookups: LookupTable
+    _promotions: Promotions
+    _cascade: Cascade
+    _on_publish: Callable[[RequestContext], None]
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._lookups.answered(job.tag, self._bit, verdicts)
