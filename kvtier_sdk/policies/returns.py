@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import groupby, islice
 from math import exp, inf, log2
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
@@ -189,7 +189,9 @@ class ReturnsPolicy(EvictionPolicy):
             self._end_turn(turn, request.resume_in_s, stop or "")
         self._finished += 1
         if self._finished % _TURNS == 0:
-            self._fade()
+            self._grow_older()
+            for rates in self._rates.values():
+                rates.fade()
 
     def _end_turn(self, turn: _Turn, resume_in_s: float | None, label: str) -> None:
         # Only now, because chunks that a tier loads return in several parts.
@@ -265,7 +267,7 @@ class ReturnsPolicy(EvictionPolicy):
         for _, same in groupby(self._ranked, key=itemgetter(0)):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
-            for group in merge(*waiting, key=_oldest_first):
+            for group in merge(*waiting, key=attrgetter("since_s", "uses")):
                 if group.behind:
                     group.behind = [other for other in group.behind if other.present]
                     if group.behind:
@@ -363,11 +365,6 @@ class ReturnsPolicy(EvictionPolicy):
             if share:
                 for of in (bucket, bucket + 1):
                     kind.rates.note(of, 0.0, share * _WIDTHS[of] / 2)
-
-    def _fade(self) -> None:
-        self._grow_older()
-        for rates in self._rates.values():
-            rates.fade()
 
     def _forget(self, group: _Group) -> None:
         ghosts = self._ghosts
@@ -538,7 +535,3 @@ def _cells() -> list[_Cells]:
 
 def _present(kind: _Kind, cell: deque[_Group]) -> Iterator[_Group]:
     return (group for group in cell if group.present and group.kind is kind)
-
-
-def _oldest_first(group: _Group) -> tuple[float, int]:
-    return group.since_s, group.uses

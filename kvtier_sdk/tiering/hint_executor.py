@@ -133,8 +133,6 @@ class HintExecutor:
         for prefetch in list(self._prefetcher.waiting):
             self._prefetcher.end(prefetch, "the pool was emptied")
 
-    # --- the verbs ----------------------------------------------------------------------------
-
     def _carry_out(
         self,
         hint: Hint,
@@ -211,8 +209,6 @@ class HintExecutor:
                 slot.offers.owed = 0
         self._sessions.forget(request.tenant, request.session)
 
-    # --- prefetches ---------------------------------------------------------------------------
-
     def _queue_prefetch(
         self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey], tiers: int = -1
     ) -> Prefetch | None:
@@ -266,8 +262,6 @@ class HintExecutor:
         if asked is not None:
             asked.receipt = self._receipts[-1]
 
-    # --- an operator --------------------------------------------------------------------------
-
     def _carry_out_for_operator(self, asked: OperatorHint) -> None:
         hint, tenant, session = asked.hint, asked.tenant, asked.session
         request = RequestContext("", session=session, tenant=tenant)
@@ -286,8 +280,6 @@ class HintExecutor:
             self._carry_out(Hint(Verb.END), request, own, {})
             self._primary.purge(own)
         asked.receipt = self._receipts[-1]
-
-    # --- receipts -----------------------------------------------------------------------------
 
     def _refuse(self, hint: Hint, request: RequestContext, reason: str) -> None:
         self._write(hint, request, Outcome.REFUSED, reason=reason)

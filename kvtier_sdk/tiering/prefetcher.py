@@ -29,25 +29,19 @@ _MISS: Final = LookupResult.MISS
 
 @dataclass(eq=False)
 class Prefetch:
-    """The chunks of one session, to be loaded before its next turn.
+    """The chunks of one session, to be loaded before its next turn, expected at ``turn_s``.
 
-    Attributes:
-        request: the request that asked for the prefetch, with the session that is meant.
-        keys: the chunks that a tier may have, in prefix order.
-        tiers: mask of the tiers to load from, those of the request that asked.
-        turn_s: clock time at which the turn is expected; the chunks should be there by then.
-        until_s: clock time at which the prefetch is given up if it has not ended.
-        wanted: number of chunks that were asked for.
-        place: number of chunks, from the first on, that are in the primary tier.
-        loading: the request for which the chunks are loaded; ``None`` before the first load.
+    ``request`` has asked for the prefetch, and ``loading`` is made for the loads.
     """
 
     request: RequestContext
+    # The chunks that a tier may have, in prefix order.
     keys: Sequence[OffloadKey]
     tiers: int
     turn_s: float
     until_s: float
     wanted: int = field(init=False)
+    # Number of chunks, from the first on, that are in the primary tier.
     place: int = 0
     loading: RequestState | None = None
 

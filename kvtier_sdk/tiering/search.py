@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -117,13 +116,19 @@ class LookupTable:
                 del self.open[key]
 
 
-@dataclass(eq=False)
 class TierSearch:
-    _tiers: Sequence[ManagedTier]
-    _primary: PrimaryTier
-    _promotions: Promotions
-    _requests: Mapping[str, RequestState]
-    lookups: LookupTable = field(default_factory=LookupTable)
+    def __init__(
+        self,
+        tiers: Sequence[ManagedTier],
+        primary: PrimaryTier,
+        promotions: Promotions,
+        requests: Mapping[str, RequestState],
+    ) -> None:
+        self.lookups: LookupTable = LookupTable()
+        self._tiers = tiers
+        self._primary = primary
+        self._promotions = promotions
+        self._requests = requests
 
     def find(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """Look up a chunk that is not in the primary tier; see :meth:`TieringManager.lookup`."""
