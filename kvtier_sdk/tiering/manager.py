@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -640,14 +639,22 @@ class TieringManager:
             tier.client.flush()
 
 
-@dataclass(eq=False)
 class _Reports(TierListener):
-    _bit: int
-    _primary: PrimaryTier
-    _lookups: LookupTable
-    _promotions: Promotions
-    _cascade: Cascade
-    _on_publish: Callable[[RequestContext], None]
+    def __init__(
+        self,
+        bit: int,
+        primary: PrimaryTier,
+        lookups: LookupTable,
+        promotions: Promotions,
+        cascade: Cascade,
+        on_publish: Callable[[RequestContext], None],
+    ) -> None:
+        self._bit = bit
+        self._on_publish = on_publish
+        self._primary = primary
+        self._lookups = lookups
+        self._promotions = promotions
+        self._cascade = cascade
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._lookups.answered(job.tag, self._bit, verdicts)
