@@ -376,18 +376,13 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """What one request was the last to use.
-
-    Attributes:
-        groups: the chunks, by uses. The group ``end`` has the end of the prefix.
-        pace: how long the conversation waited before the turn, if the turn continues one.
-        returned: how many chunks of each group of earlier turns the request has used.
-    """
+    """What one request was the last to use."""
 
     def __init__(self) -> None:
-        self.end: _Group | None = None
-        self.pace = _UNKNOWN
-        self.groups: dict[int, _Group] = {}
+        self.end: _Group | None = None  # with the end of the prefix
+        self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
+        self.groups: dict[int, _Group] = {}  # the chunks, by uses
+        # How many chunks of each group of earlier turns the request has used.
         self.returned: dict[_Group, int] = {}
 
     def group(self, uses: int) -> _Group:
