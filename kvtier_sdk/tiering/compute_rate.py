@@ -50,7 +50,10 @@ class ComputeRate:
     def burst_ended(self, now_s: float) -> None:
         """End the current burst, whose chunks were all computed by ``now_s``."""
         chunks, self._chunks = self._chunks, 0
-        duration_s = now_s - self._since_s
+        self.note(chunks, now_s - self._since_s)
+
+    def note(self, chunks: int, duration_s: float) -> None:
+        """Record that computing this number of ``chunks`` took ``duration_s`` seconds."""
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))
