@@ -394,29 +394,23 @@ class _Turn:
 
 
 class _Group:
-    """The chunks with one number of uses that a request was the last to use.
-
-    Attributes:
-        keys: the chunks, in prefix order; some of them may be in other groups by now.
-        end: no key from this index on is in the pool and in this group.
-        present: chunks in the pool. ``left`` also counts the evicted chunks that are remembered.
-        share: the part of its turn that one chunk is.
-        behind: groups of other conversations, whose chunks are useless without these chunks.
-        bucket: the wait is recorded up to the middle of this bucket, where it is on average.
-    """
+    """The chunks with one number of uses that a request was the last to use."""
 
     def __init__(self, uses: int, turn: _Turn) -> None:
         self.uses = uses
         self.turn = turn
+        # Groups of other conversations, whose chunks are useless without these chunks.
         self.behind: list[_Group] = []
+        # The chunks, in prefix order; some of them may be in other groups by now.
         self.keys: list[OffloadKey] = []
         self.used: list[OffloadKey] = []
-        self.end = 0
-        self.present = 0
-        self.left = 0
-        self.share = 0.0
+        self.end = 0  # no key from this index on is in the pool and in this group
+        self.present = 0  # chunks in the pool
+        self.left = 0  # these and the evicted chunks that are remembered
+        self.share = 0.0  # the part of its turn that one chunk is
         self.kind: _Kind | None = None
         self.since_s = 0.0
+        # The wait is recorded up to the middle of this bucket, where it is on average.
         self.bucket = 0
 
     def release_if_over(self) -> None:

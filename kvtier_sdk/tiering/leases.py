@@ -12,21 +12,16 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, eq=False)
 class Lease:
-    """The terms on which chunks are held.
-
-    Attributes:
-        tenant: whose share of the budget is used.
-        owner: the session, or the request if that is not named, which may replace the lease.
-        is_prefetch: true if a prefetch holds the chunks, whose leases the owner's pins outlive.
-        renewal_s: each use of a chunk renews its lease to last at least this long; 0.0 for never.
-        priority: held chunks may be evicted if nothing else can be, those of lower priority first;
-            ``None`` if they may not.
-    """
+    """The terms on which chunks are held, within the ``tenant``'s share of the budget."""
 
     tenant: str
+    # The session, or the request if that is not named, which may replace the lease.
     owner: str
+    # Each use of a chunk renews its lease to last at least this long; 0.0 for never.
     renewal_s: float
+    # The chunks may be evicted if nothing else can be, lowest priority first; never if ``None``.
     priority: int | None
+    # True if a prefetch holds the chunks, whose leases the owner's pins outlive.
     is_prefetch: bool = False
 
 
