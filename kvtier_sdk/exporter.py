@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.metrics import METRICS, HistogramValue, Metric, Sample
+from kvtier_sdk.metrics import METRICS, HistogramValue, Sample
 
 #: A client that sends nothing for this long is cut off, so that it does not keep its thread.
 _SILENCE_S = 10.0
@@ -74,7 +74,12 @@ class _Collector:
         self._collect = collect
 
     def collect(self) -> Iterable[Any]:
-        families = {metric.name: _family(metric) for metric in METRICS}
+        from prometheus_client import core
+
+        families: dict[str, Any] = {}
+        for metric in METRICS:
+            family = getattr(core, f"{metric.kind.value.capitalize()}MetricFamily")
+            families[metric.name] = family(metric.name, metric.help, labels=metric.labels)
         for sample in self._collect():
             family, value = families[sample.metric.name], sample.value
             if isinstance(value, HistogramValue):
@@ -84,10 +89,3 @@ class _Collector:
             else:
                 family.add_metric(sample.labels, value)
         return families.values()
-
-
-def _family(metric: Metric) -> Any:
-    from prometheus_client import core
-
-    family = getattr(core, f"{metric.kind.value.capitalize()}MetricFamily")
-    return family(metric.name, metric.help, labels=metric.labels)

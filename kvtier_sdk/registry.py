@@ -157,11 +157,6 @@ def load_policy(name: str) -> type[EvictionPolicy]:
     return _load_class(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
 
-def policy_names() -> list[str]:
-    """List the installed eviction policies, without importing any."""
-    return sorted({found.info.name for found in _entry_points(POLICIES_GROUP)})
-
-
 def load_store_policy(text: str) -> StorePolicy:
     """Make the store policy that ``text`` names, if needed with an argument: ``"after_hits:2"``.
 

@@ -19,7 +19,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import BackendError, ConfigError, TierContractError, TierError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening import open_pool
+from kvtier_sdk.opening.pools import open_pool
 from kvtier_sdk.opening.tiers import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter

@@ -225,8 +225,6 @@ class ModelTier(TierListener):
         dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
         work.done([*verdicts, *dropped], moved_bytes)
 
-    # --- the tier's reports ---------------------------------------------------------------------
-
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._found += [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
         if self._found:

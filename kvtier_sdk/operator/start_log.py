@@ -25,9 +25,13 @@ def log_start(
 ) -> None:
     chunk_bytes = pool.chunk_bytes
     common = engine.for_chunks(chunk_bytes).fingerprint
+    # The slots of some engines overlap, so that fewer chunks fit than there are slots.
+    slots = min(pool.slots, pool.region.size_bytes // chunk_bytes)
+    chunks = f"{slots:,} chunks of {format_bytes(chunk_bytes)}"
+    memory = "shared between processes" if pool.is_shared else "of this process"
     lines = [
         f"kvtier {version('kvtier-sdk')} ({CORE} core) offloads to",
-        _pool_in_words(pool, policy),
+        f"host pool: {format_bytes(slots * chunk_bytes)}, {chunks}, {memory}; eviction by {policy}",
     ]
     for spec, runner in tiers:
         own = spec.namespace_of(engine, chunk_bytes).fingerprint
@@ -35,15 +39,6 @@ def log_start(
         lines.append(f"tier {spec.name} ({spec.backend}): {_tier_in_words(spec, runner)}{apart}")
     lines.append(f"namespace {common}")
     _log.info("%s", "\n  ".join(lines))
-
-
-def _pool_in_words(pool: PoolMemory, policy: str) -> str:
-    # The slots of some engines overlap, so that fewer chunks fit than there are slots.
-    slots = min(pool.slots, pool.region.size_bytes // pool.chunk_bytes)
-    size = format_bytes(slots * pool.chunk_bytes)
-    chunks = f"{slots:,} chunks of {format_bytes(pool.chunk_bytes)}"
-    memory = "shared between processes" if pool.is_shared else "of this process"
-    return f"host pool: {size}, {chunks}, {memory}; eviction by {policy}"
 
 
 def _tier_in_words(spec: TierSpec, runner: TierRunner) -> str:

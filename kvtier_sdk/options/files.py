@@ -38,10 +38,6 @@ def read_options(path: Path) -> Mapping[str, Any]:
     return options
 
 
-def _json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_table)
-
-
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Build a table; raise for a repeated name, which the JSON and YAML parsers would accept."""
     options: dict[str, Any] = {}
@@ -77,7 +73,7 @@ def _yaml(text: str) -> Any:
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
-    ".json": _json,
+    ".json": lambda text: json.loads(text, object_pairs_hook=_table),
     ".toml": tomllib.loads,
     ".yaml": _yaml,
     ".yml": _yaml,

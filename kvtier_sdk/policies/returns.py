@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import groupby, islice
 from math import exp, inf, log2
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
@@ -189,7 +189,9 @@ class ReturnsPolicy(EvictionPolicy):
             self._end_turn(turn, request.resume_in_s, stop or "")
         self._finished += 1
         if self._finished % _TURNS == 0:
-            self._fade()
+            self._grow_older()
+            for rates in self._rates.values():
+                rates.fade()
 
     def _end_turn(self, turn: _Turn, resume_in_s: float | None, label: str) -> None:
         # Only now, because chunks that a tier loads return in several parts.
@@ -265,7 +267,7 @@ class ReturnsPolicy(EvictionPolicy):
         for _, same in groupby(self._ranked, key=itemgetter(0)):
             # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
-            for group in merge(*waiting, key=_oldest_first):
+            for group in merge(*waiting, key=attrgetter("since_s", "uses")):
                 if group.behind:
                     group.behind = [other for other in group.behind if other.present]
                     if group.behind:
@@ -364,11 +366,6 @@ class ReturnsPolicy(EvictionPolicy):
                 for of in (bucket, bucket + 1):
                     kind.rates.note(of, 0.0, share * _WIDTHS[of] / 2)
 
-    def _fade(self) -> None:
-        self._grow_older()
-        for rates in self._rates.values():
-            rates.fade()
-
     def _forget(self, group: _Group) -> None:
         ghosts = self._ghosts
         for key in (*group.used, *group.keys):
@@ -379,20 +376,13 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """What one request was the last to use.
-
-    Attributes:
-        groups: the chunks, by uses. The group ``end`` has the end of the prefix.
-        pace: how long the conversation waited before the turn, if the turn continues one.
-        returned: how many chunks of each group of earlier turns the request has used.
-    """
-
-    __slots__ = ("end", "groups", "pace", "returned")
+    """What one request was the last to use."""
 
     def __init__(self) -> None:
-        self.end: _Group | None = None
-        self.pace = _UNKNOWN
-        self.groups: dict[int, _Group] = {}
+        self.end: _Group | None = None  # with the end of the prefix
+        self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
+        self.groups: dict[int, _Group] = {}  # the chunks, by uses
+        # How many chunks of each group of earlier turns the request has used.
         self.returned: dict[_Group, int] = {}
 
     def group(self, uses: int) -> _Group:
@@ -404,44 +394,23 @@ class _Turn:
 
 
 class _Group:
-    """The chunks with one number of uses that a request was the last to use.
-
-    Attributes:
-        keys: the chunks, in prefix order; some of them may be in other groups by now.
-        end: no key from this index on is in the pool and in this group.
-        present: chunks in the pool. ``left`` also counts the evicted chunks that are remembered.
-        share: the part of its turn that one chunk is.
-        behind: groups of other conversations, whose chunks are useless without these chunks.
-        bucket: the wait is recorded up to the middle of this bucket, where it is on average.
-    """
-
-    __slots__ = (
-        "behind",
-        "bucket",
-        "end",
-        "keys",
-        "kind",
-        "left",
-        "present",
-        "share",
-        "since_s",
-        "turn",
-        "used",
-        "uses",
-    )
+    """The chunks with one number of uses that a request was the last to use."""
 
     def __init__(self, uses: int, turn: _Turn) -> None:
         self.uses = uses
         self.turn = turn
+        # Groups of other conversations, whose chunks are useless without these chunks.
         self.behind: list[_Group] = []
+        # The chunks, in prefix order; some of them may be in other groups by now.
         self.keys: list[OffloadKey] = []
         self.used: list[OffloadKey] = []
-        self.end = 0
-        self.present = 0
-        self.left = 0
-        self.share = 0.0
+        self.end = 0  # no key from this index on is in the pool and in this group
+        self.present = 0  # chunks in the pool
+        self.left = 0  # these and the evicted chunks that are remembered
+        self.share = 0.0  # the part of its turn that one chunk is
         self.kind: _Kind | None = None
         self.since_s = 0.0
+        # The wait is recorded up to the middle of this bucket, where it is on average.
         self.bucket = 0
 
     def release_if_over(self) -> None:
@@ -555,7 +524,3 @@ def _cells() -> list[_Cells]:
 
 def _present(kind: _Kind, cell: deque[_Group]) -> Iterator[_Group]:
     return (group for group in cell if group.present and group.kind is kind)
-
-
-def _oldest_first(group: _Group) -> tuple[float, int]:
-    return group.since_s, group.uses

@@ -95,11 +95,6 @@ class _Run:
         """The direction whose breaker can refuse the job."""
         return Direction.READ if self.job.operation in _READS else Direction.WRITE
 
-    @property
-    def is_queued(self) -> bool:
-        """True if some batches have not started."""
-        return self.open_batches > len(self.tasks)
-
 
 _Batch: TypeAlias = Sequence[int]
 
@@ -457,7 +452,7 @@ class TierLoop:
             # little time because it was queued, not because the tier was slow.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
-        if run.is_queued:
+        if run.open_batches > len(run.tasks):  # some have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
             # Ask about jobs concluded before ``halfway_s``, because only their calls hang for sure.

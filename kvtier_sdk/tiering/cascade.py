@@ -58,7 +58,7 @@ class Cascade:
         # True once a write-through tier did not get a chunk. A later hit offers the chunk again.
         self._has_failed = False
         # The largest number of slots that a store has lacked since the last step ended.
-        self._missing = 0
+        self.missing = 0
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
@@ -81,7 +81,7 @@ class Cascade:
     @property
     def behind(self) -> bool:
         """True if a store lacked slots, and no step has made room since."""
-        return bool(self._on_evict) and self._missing > 0
+        return bool(self._on_evict) and self.missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
@@ -147,19 +147,16 @@ class Cascade:
                 if slot.state is not _READY:
                     self._offers(slot).followers[tier.index] = request
 
-    def note_missing(self, slot_count: int) -> None:
-        self._missing = max(self._missing, slot_count)
-
     def keep_headroom(self) -> None:
         """Free slots by sending owed chunks to their tiers and evicting other chunks."""
         if not self._on_evict:
             return
-        shortage = max(self.headroom_slots, self._missing)
+        shortage = max(self.headroom_slots, self.missing)
         # Chunks on their way to a tier count as free slots, because their slots will be free soon.
         chunk_bytes = self._primary.chunk_bytes
         under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
         shortage -= self._primary.free_slots + under_way
-        self._missing = 0
+        self.missing = 0
         if shortage <= 0:
             return
         by_key = self._primary.by_key
@@ -201,9 +198,6 @@ class Cascade:
                 slot = self._primary.by_key.get(key)
                 if slot is not None and slot.offers is not None:
                     slot.offers.sent &= ~bit
-
-    def forget_shortage(self) -> None:
-        self._missing = 0
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
         policy = tier.store_policy

@@ -20,12 +20,10 @@ class ComputeRate:
     step after the last such step, because an engine that schedules ahead begins the next step
     before the prompt is computed. Decoding does not begin a burst, because decoding needs many
     steps for one chunk, and does not show how fast the engine computes a prompt.
-
-    Attributes:
-        chunk_s: seconds per chunk; ``None`` until enough bursts are known.
     """
 
     def __init__(self) -> None:
+        #: ``None`` until enough bursts are known.
         self.chunk_s: float | None = None
         self._bursts: deque[tuple[float, int]] = deque(maxlen=_BURSTS)
         self._chunks = 0

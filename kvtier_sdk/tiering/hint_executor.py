@@ -53,9 +53,8 @@ class OperatorHint:
 class HintExecutor:
     """Carries out hints within their budgets, and writes a receipt for each.
 
-    Args:
-        max_duration_s: the longest lease, and the latest turn before which chunks are loaded.
-        end_request: called with the request of a prefetch that has ended.
+    ``max_duration_s`` is the longest lease, and the latest turn before which chunks are loaded.
+    ``end_request`` is called with the request of a prefetch that has ended.
     """
 
     def __init__(
@@ -79,9 +78,7 @@ class HintExecutor:
         self._sessions = Sessions(_REMEMBERED * len(primary.slots))
         self._prefetcher = Prefetcher(
             *(primary, search, promotions, tiers, requests),
-            arrived=self._keep_prefetched,
-            ended=self._note_prefetched,
-            end_request=end_request,
+            *(self._keep_prefetched, self._note_prefetched, end_request),
         )
         self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
         # Any thread may append.
@@ -107,12 +104,7 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out the hints of a request that has ended.
-
-        Args:
-            ends: maps each of the request's chunks, in prefix order, to the tokens up to its end;
-                empty if the engine does not know.
-        """
+        """Carry out the hints of a request that has ended; ``ends`` is empty if unknown."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # An engine need not offload the answer.
@@ -140,8 +132,6 @@ class HintExecutor:
         """Forget all prefetches, because the primary tier is empty."""
         for prefetch in list(self._prefetcher.waiting):
             self._prefetcher.end(prefetch, "the pool was emptied")
-
-    # --- the verbs ----------------------------------------------------------------------------
 
     def _carry_out(
         self,
@@ -219,8 +209,6 @@ class HintExecutor:
                 slot.offers.owed = 0
         self._sessions.forget(request.tenant, request.session)
 
-    # --- prefetches ---------------------------------------------------------------------------
-
     def _queue_prefetch(
         self, hint: Hint, request: RequestContext, keys: Sequence[OffloadKey], tiers: int = -1
     ) -> Prefetch | None:
@@ -274,8 +262,6 @@ class HintExecutor:
         if asked is not None:
             asked.receipt = self._receipts[-1]
 
-    # --- an operator --------------------------------------------------------------------------
-
     def _carry_out_for_operator(self, asked: OperatorHint) -> None:
         hint, tenant, session = asked.hint, asked.tenant, asked.session
         request = RequestContext("", session=session, tenant=tenant)
@@ -294,8 +280,6 @@ class HintExecutor:
             self._carry_out(Hint(Verb.END), request, own, {})
             self._primary.purge(own)
         asked.receipt = self._receipts[-1]
-
-    # --- receipts -----------------------------------------------------------------------------
 
     def _refuse(self, hint: Hint, request: RequestContext, reason: str) -> None:
         self._write(hint, request, Outcome.REFUSED, reason=reason)

@@ -34,13 +34,6 @@ class KnownChunks:
         hashed = hash(key)
         return self._hashes[hashed % _PLACES] == hashed
 
-    def add(self, keys: Iterable[OffloadKey]) -> None:
-        if self._hashes is None:
-            self._hashes = array("q", bytes(8 * _PLACES))
-        for key in keys:
-            hashed = hash(key)
-            self._hashes[hashed % _PLACES] = hashed
-
     def discard(self, keys: Iterable[OffloadKey]) -> None:
         if self._hashes is not None:
             for key in keys:
@@ -57,8 +50,13 @@ class KnownChunks:
         self.clear()
 
     def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
-        if job.job_id > self._newest_purged:
-            self.add(keys)
+        if job.job_id <= self._newest_purged:
+            return
+        if self._hashes is None:
+            self._hashes = array("q", bytes(8 * _PLACES))
+        for key in keys:
+            hashed = hash(key)
+            self._hashes[hashed % _PLACES] = hashed
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts; chunks outside ``present`` were removed during the load."""

@@ -12,21 +12,16 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, eq=False)
 class Lease:
-    """The terms on which chunks are held.
-
-    Attributes:
-        tenant: whose share of the budget is used.
-        owner: the session, or the request if that is not named, which may replace the lease.
-        is_prefetch: true if a prefetch holds the chunks, whose leases the owner's pins outlive.
-        renewal_s: each use of a chunk renews its lease to last at least this long; 0.0 for never.
-        priority: held chunks may be evicted if nothing else can be, those of lower priority first;
-            ``None`` if they may not.
-    """
+    """The terms on which chunks are held, within the ``tenant``'s share of the budget."""
 
     tenant: str
+    # The session, or the request if that is not named, which may replace the lease.
     owner: str
+    # Each use of a chunk renews its lease to last at least this long; 0.0 for never.
     renewal_s: float
+    # The chunks may be evicted if nothing else can be, lowest priority first; never if ``None``.
     priority: int | None
+    # True if a prefetch holds the chunks, whose leases the owner's pins outlive.
     is_prefetch: bool = False
 
 
@@ -38,9 +33,6 @@ class Leases:
 
     A chunk has one lease. A newer one replaces it if it holds the chunk faster, or as fast and for
     longer, or if its owner is the same.
-
-    Args:
-        budget: the most chunks under lease.
     """
 
     def __init__(self, budget: int) -> None:
@@ -73,7 +65,8 @@ class Leases:
             own[key] = until_s
             heappush(self._ends, (until_s, key))
             granted += 1
-        self._forget_unused()
+        for tenant in [tenant for tenant, held_s in self._until_s.items() if not held_s]:
+            del self._until_s[tenant]
         return granted
 
     def renew(self, keys: Iterable[OffloadKey], now_s: float) -> None:
@@ -160,10 +153,6 @@ class Leases:
             for key in lost:
                 del self.held[key], other[key]
         return room
-
-    def _forget_unused(self) -> None:
-        for tenant in [tenant for tenant, own in self._until_s.items() if not own]:
-            del self._until_s[tenant]
 
 
 def _rank(lease: Lease) -> float:

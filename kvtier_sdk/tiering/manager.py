@@ -22,13 +22,7 @@ from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.hint_executor import HintExecutor, OperatorHint
 from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
-from kvtier_sdk.tiering.records import (
-    RequestState,
-    Slot,
-    SlotState,
-    Wait,
-    check_keys,
-)
+from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait, check_keys
 from kvtier_sdk.tiering.savings import Savings
 from kvtier_sdk.tiering.search import LookupTable, TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
@@ -429,7 +423,7 @@ class TieringManager:
         if rejected:
             del new[len(slots) :]
             self._primary.stats.dropped["store.primary_full"] += len(rejected)
-            self._cascade.note_missing(len(rejected))
+            self._cascade.missing = max(self._cascade.missing, len(rejected))
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
         if new:
@@ -576,7 +570,7 @@ class TieringManager:
             self._end_if_over(state)
         self._uses.forget()
         self._hints.reset()
-        self._cascade.forget_shortage()
+        self._cascade.missing = 0
         self._primary.events.add(removed, removed=True)
         if scope is ResetScope.ALL:
             for tier in self._tiers:

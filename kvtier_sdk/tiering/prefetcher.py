@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import Final
 
 from kvtier_sdk.tiering.cascade import ManagedTier
@@ -28,25 +29,19 @@ _MISS: Final = LookupResult.MISS
 
 @dataclass(eq=False)
 class Prefetch:
-    """The chunks of one session, to be loaded before its next turn.
+    """The chunks of one session, to be loaded before its next turn, expected at ``turn_s``.
 
-    Attributes:
-        request: the request that asked for the prefetch, with the session that is meant.
-        keys: the chunks that a tier may have, in prefix order.
-        tiers: mask of the tiers to load from, those of the request that asked.
-        turn_s: clock time at which the turn is expected; the chunks should be there by then.
-        until_s: clock time at which the prefetch is given up if it has not ended.
-        wanted: number of chunks that were asked for.
-        place: number of chunks, from the first on, that are in the primary tier.
-        loading: the request for which the chunks are loaded; ``None`` before the first load.
+    ``request`` has asked for the prefetch, and ``loading`` is made for the loads.
     """
 
     request: RequestContext
+    # The chunks that a tier may have, in prefix order.
     keys: Sequence[OffloadKey]
     tiers: int
     turn_s: float
     until_s: float
     wanted: int = field(init=False)
+    # Number of chunks, from the first on, that are in the primary tier.
     place: int = 0
     loading: RequestState | None = None
 
@@ -61,42 +56,30 @@ class Prefetch:
         self.keys = [*self.keys[:at], *rest]
 
 
+@dataclass(eq=False)
 class Prefetcher:
     """A loader of chunks that no request waits for.
 
     It loads few chunks at a time, and only while no load of a request is queued, so that a request
     waits for at most one window of chunks that it does not need.
-
-    Args:
-        arrived: called with the chunks of a prefetch that are in the primary tier; returns how many
-            of them may stay. If some may not, the prefetch ends.
-        ended: called with a prefetch that has ended, and with the reason if it was given up.
-        end_request: called with the request of a prefetch that has ended.
     """
 
-    def __init__(
-        self,
-        primary: PrimaryTier,
-        search: TierSearch,
-        promotions: Promotions,
-        tiers: Sequence[ManagedTier],
-        requests: dict[str, RequestState],
-        *,
-        arrived: Callable[[Prefetch, Sequence[OffloadKey]], int],
-        ended: Callable[[Prefetch, str], None],
-        end_request: Callable[[RequestState], None],
-    ) -> None:
-        self._primary = primary
-        self._search = search
-        self._promotions = promotions
-        self._tiers = tiers
-        self._requests = requests
-        self._arrived = arrived
-        self._ended = ended
-        self._end_request = end_request
+    _primary: PrimaryTier
+    _search: TierSearch
+    _promotions: Promotions
+    _tiers: Sequence[ManagedTier]
+    _requests: dict[str, RequestState]
+    # Called with chunks that are in the primary tier; returns how many of them may stay. If some
+    # may not, the prefetch ends.
+    _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
+    # Called with a prefetch that has ended, and with the reason if it was given up.
+    _ended: Callable[[Prefetch, str], None]
+    _end_request: Callable[[RequestState], None]
+    waiting: list[Prefetch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self._numbers = count(1)
-        self._window = max(1, min(_WINDOW, len(primary.slots) // 16))
-        self.waiting: list[Prefetch] = []
+        self._window = max(1, min(_WINDOW, len(self._primary.slots) // 16))
 
     @property
     def is_due(self) -> bool:
@@ -115,7 +98,7 @@ class Prefetcher:
             last = next(p for p in reversed(self.waiting) if p.request.tenant == most)
             self.end(last, "too many prefetches wait, and other tenants have fewer")
         self.waiting.append(prefetch)
-        self.waiting.sort(key=_turn_of)
+        self.waiting.sort(key=attrgetter("turn_s"))
         return True
 
     def step(self) -> None:
@@ -204,7 +187,3 @@ class Prefetcher:
                     self._promotions.join(slot, state)
                 pending = True
         return pending
-
-
-def _turn_of(prefetch: Prefetch) -> float:
-    return prefetch.turn_s

@@ -37,50 +37,26 @@ class PendingLookup:
     A set of tiers is a bit mask. Other requests that need one of these chunks share the pending
     lookup. Each tier's job has the lookup as its tag, so that a late answer reaches this lookup and
     not a later lookup of the same chunk.
-
-    Attributes:
-        waiting: tiers that have not answered.
-        hits: maps each chunk to the tiers that have the chunk and have not failed to load it. The
-            mask is 0 once all of them have failed. A chunk that no tier has is not in the mapping.
-        deadline_s: clock time after which a missing answer counts as a miss; infinite until the
-            tiers are asked.
-        doubt: the reason to record for a miss, if some tier could not be asked or has failed to
-            answer; otherwise ``None``.
-        skipped: tiers that may have the chunks and could not be asked.
-        sealed: true once the lookup is handed to the tiers, after which no chunks are added.
-        shared: true if the request may ask all tiers, so that other requests may use the answers.
-        worth_loading: true if loading is faster than recomputing; ``None`` until decided.
-        is_known: true if no tier is asked, because the tiers in ``hits`` are known to have the
-            chunks. If the load of a chunk fails, the tiers are asked for the chunk.
     """
-
-    __slots__ = (
-        "deadline_s",
-        "doubt",
-        "hits",
-        "is_known",
-        "keys",
-        "request",
-        "sealed",
-        "shared",
-        "skipped",
-        "step",
-        "waiting",
-        "worth_loading",
-    )
 
     def __init__(self, request: RequestContext, waiting: int, step: int, shared: bool) -> None:
         self.request = request
-        self.waiting = waiting
+        self.waiting = waiting  # tiers that have not answered
         self.step = step
+        # True if the request may ask all tiers, so that other requests may use the answers.
         self.shared = shared
         self.keys: list[OffloadKey] = []
+        # For each chunk that some tier has, the tiers that have not failed to load it.
         self.hits: dict[OffloadKey, int] = {}
+        # After this time a missing answer counts as a miss; infinite until the tiers are asked.
         self.deadline_s = math.inf
+        # The reason for a miss, if some tier could not be asked or has failed to answer.
         self.doubt: str | None = None
-        self.skipped = 0
-        self.sealed = False
-        self.worth_loading: bool | None = None
+        self.skipped = 0  # tiers that may have the chunks and could not be asked
+        self.sealed = False  # true once the tiers are asked, after which no chunks are added
+        self.worth_loading: bool | None = None  # ``None`` until decided
+        # True if no tier is asked, because the tiers in ``hits`` are known to have the chunks. If
+        # the load of a chunk fails, the tiers are asked for the chunk.
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
@@ -107,59 +83,29 @@ class PendingLookup:
 
 
 class Promotion:
-    """The load of one chunk into the primary tier.
-
-    Attributes:
-        waiters: the requests that wait for the load; empty once the chunk is loaded.
-        claims: number of requests that pin the slot and have not used the chunk yet.
-    """
-
-    __slots__ = ("claims", "pending", "tier", "waiters")
+    """The load of one chunk into the primary tier."""
 
     def __init__(self, pending: PendingLookup, tier: int, state: RequestState) -> None:
         self.pending = pending
         self.tier = tier
-        self.waiters = [state]
-        self.claims = 1
+        self.waiters = [state]  # empty once the chunk is loaded
+        self.claims = 1  # requests that pin the slot and have not used the chunk yet
 
 
 class Offers:
-    """The tiers to which one chunk was sent or must be sent. A set of tiers is a bit mask.
-
-    Attributes:
-        hits: number of copies to the device since the chunk came into the primary tier.
-        sent: tiers that have the chunk or are storing it.
-        owed: tiers that must get the chunk before its eviction.
-        failed: write-through tiers that did not get the chunk; a later hit offers it again.
-        followers: maps a tier's index to a request. Once the chunk is readable, the tier gets the
-            chunk for this request.
-    """
-
-    __slots__ = ("failed", "followers", "hits", "owed", "sent")
+    """The tiers to which one chunk was sent or must be sent. A set of tiers is a bit mask."""
 
     def __init__(self) -> None:
-        self.hits = 0
-        self.sent = 0
-        self.owed = 0
-        self.failed = 0
+        self.hits = 0  # copies to the device since the chunk came into the primary tier
+        self.sent = 0  # tiers that have the chunk or are storing it
+        self.owed = 0  # tiers that must get the chunk before its eviction
+        self.failed = 0  # write-through tiers that did not get it; a later hit offers it again
+        # By index, the tiers that get the chunk once it is readable, and for which request.
         self.followers: dict[int, RequestContext] = {}
 
 
 class Slot:
-    """A record of one slot of the primary tier.
-
-    Attributes:
-        key: the key of the slot's chunk; meaningless in a free or quarantined slot.
-        pins: number of uses that prevent eviction and reuse: one for the writer, and one for each
-            copy to the device, each store into a tier, and each request's claim.
-        hit_step: the step in which a lookup last answered ``HIT`` for the chunk. The chunk is not
-            evicted before this step ends, so that ``prepare_load`` finds the chunk.
-        used_s: time of the chunk's last store or use.
-        copies: number of running copies to the device.
-        promotion: the chunk's promotion, while the chunk is loading or claimed.
-        offers: the tiers to which the chunk was sent or must be sent, if the cascade records them.
-        note: what routers are told of the chunk's blocks, if the engine has said it.
-    """
+    """A record of one slot of the primary tier."""
 
     __slots__ = (
         "copies",
@@ -176,45 +122,31 @@ class Slot:
 
     def __init__(self, index: int, key: OffloadKey = b"") -> None:
         self.index = index
-        self.key = key
+        self.key = key  # meaningless in a free or quarantined slot
         self.state: SlotState = SlotState.FREE
+        # Uses that prevent eviction and reuse: one for the writer, and one for each copy to the
+        # device, each store into a tier, and each request's claim.
         self.pins = 0
+        # The step in which a lookup last answered ``HIT`` for the chunk. The chunk is not evicted
+        # before this step ends, so that ``prepare_load`` finds the chunk.
         self.hit_step = -1
         self.used_s = 0.0
-        self.copies = 0
-        self.promotion: Promotion | None = None
-        self.offers: Offers | None = None
-        self.note = b""
+        self.copies = 0  # running copies to the device
+        self.promotion: Promotion | None = None  # while the chunk is loading or claimed
+        self.offers: Offers | None = None  # if the cascade records them
+        self.note = b""  # what routers are told of the chunk's blocks, if the engine has said it
 
 
 class Wait:
-    """The lookups and loads that one request waits for.
-
-    Attributes:
-        latest: the pending lookup that was recorded last.
-        prefix: the first and the last chunk, if a whole prefix was looked up.
-        hits: number of chunks before the prefix's first miss that were present or loading.
-        put_off: a chunk whose lookup begins once fewer other lookups are pending.
-        slot: the first slot in which a lookup found a chunk that is not readable yet.
-    """
-
-    __slots__ = (
-        "_key",
-        "_lookups",
-        "_state",
-        "hits",
-        "latest",
-        "prefix",
-        "put_off",
-        "slot",
-        "step",
-    )
+    """The lookups and loads that one request waits for."""
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.latest: PendingLookup | None = None
+        # The first and the last chunk, if a whole prefix was looked up.
         self.prefix: tuple[OffloadKey, OffloadKey] | None = None
-        self.hits = 0
+        self.hits = 0  # chunks before the prefix's first miss that were present or loading
+        # A chunk whose lookup begins once fewer other lookups are pending.
         self.put_off: OffloadKey | None = None
         self._lookups: list[tuple[PendingLookup, int]] = []
         self.slot: Slot | None = None
@@ -241,49 +173,7 @@ class Wait:
 
 
 class RequestState:
-    """A record of one live request.
-
-    Attributes:
-        asked: the pending lookup of each chunk.
-        asking: the pending lookup to which the new chunks of this step are added.
-        known: a pending lookup that asks no tier; its chunks are loaded at the end of the step.
-        asks_first: true once a load without a lookup could not begin; from then on the tiers are
-            asked before each load.
-        claims: slots of chunks that are promoted for the request, pinned until the request uses
-            the chunks or ends.
-        copies: maps each chunk to the slots of its running copies to the device.
-        writes: maps each chunk that the device is writing to its slot, in prefix order.
-        named: the chunks in the order of their first lookup or store, if a trace is recorded or
-            the caller has named a session or given hints.
-        arrived_s: clock time of the request's arrival, if a trace is recorded.
-        tiers: mask of the tiers that the request may ask; -1 for all.
-        turn: the last step in which the request was allowed to begin lookups; -1 at first.
-        wait: the request's latest wait; ``None`` if the wait is over.
-        missed: the chunks whose miss was counted, so that each miss is counted once.
-        finished: true once the engine has ended the request; copies and stores may still run.
-        stop: why the answer ended, once the engine has ended the request and if it knows.
-        is_prefetch: true if no request needs the chunks yet, so that misses are not counted.
-    """
-
-    __slots__ = (
-        "arrived_s",
-        "asked",
-        "asking",
-        "asks_first",
-        "claims",
-        "context",
-        "copies",
-        "finished",
-        "is_prefetch",
-        "known",
-        "missed",
-        "named",
-        "stop",
-        "tiers",
-        "turn",
-        "wait",
-        "writes",
-    )
+    """A record of one live request."""
 
     def __init__(
         self,
@@ -293,22 +183,28 @@ class RequestState:
         arrived_s: float = 0.0,
     ) -> None:
         self.context = context
+        # The chunks in the order of their first lookup or store, if a trace is recorded or the
+        # caller has named a session or given hints.
         self.named = named
-        self.tiers = tiers
-        self.arrived_s = arrived_s
-        self.turn = -1
+        self.tiers = tiers  # mask of the tiers that the request may ask; -1 for all
+        self.arrived_s = arrived_s  # if a trace is recorded
+        self.turn = -1  # the last step in which the request was allowed to begin lookups
         self.asked: dict[OffloadKey, PendingLookup] = {}
+        # The pending lookup to which the new chunks of this step are added.
         self.asking: PendingLookup | None = None
+        # A pending lookup that asks no tier; its chunks are loaded at the end of the step.
         self.known: PendingLookup | None = None
+        # True once a load without a lookup could not begin: the tiers are asked before each load.
         self.asks_first = False
+        # Slots of chunks that are promoted for the request, pinned until it uses them or ends.
         self.claims: dict[OffloadKey, Slot] = {}
-        self.copies: dict[OffloadKey, list[Slot]] = {}
-        self.writes: dict[OffloadKey, Slot] = {}
+        self.copies: dict[OffloadKey, list[Slot]] = {}  # the slots of running copies to the device
+        self.writes: dict[OffloadKey, Slot] = {}  # what the device is writing, in prefix order
         self.wait: Wait | None = None
-        self.missed: set[OffloadKey] = set()
-        self.finished = False
-        self.stop: str | None = None
-        self.is_prefetch = False
+        self.missed: set[OffloadKey] = set()  # so that each miss is counted once
+        self.finished = False  # true once the engine has ended it; copies and stores may still run
+        self.stop: str | None = None  # why the answer ended, if the engine knows
+        self.is_prefetch = False  # no request needs the chunks yet, so misses are not counted
 
     @property
     def over(self) -> bool:

@@ -34,21 +34,16 @@ _DOUBTS = {
 
 
 class LookupTable:
-    """The pending lookups, and the limit on chunks that are looked up at once.
-
-    Attributes:
-        open: maps each chunk to a pending lookup that other requests can share.
-        waiting_chunks: number of chunks for which a tier has not answered.
-        limit: number of chunks at which no further request begins lookups in the step.
-        new: the lookups that began in this step; the tiers get them at the end of the step.
-    """
+    """The pending lookups, and the limit on chunks that are looked up at once."""
 
     def __init__(self) -> None:
+        # The pending lookup of each chunk that other requests can share.
         self.open: dict[OffloadKey, PendingLookup] = {}
-        self.waiting_chunks = 0
-        self.limit = MOST_CHUNKS
+        self.waiting_chunks = 0  # for which a tier has not answered
+        self.limit = MOST_CHUNKS  # from here on, no further request begins lookups in the step
         # Chunks looked up in this step without asking a tier. The limit counts these too.
         self._joined = 0
+        # The lookups that began in this step; the tiers get them at the end of the step.
         self.new: list[PendingLookup] = []
 
     @property

@@ -15,11 +15,8 @@ _NAMES: Final = 8
 class Sessions:
     """The chunks of the last request of each named session.
 
-    The session that was used least recently is forgotten first.
-
-    Args:
-        most_chunks: the most chunks to remember, of all sessions together. A chunk that left the
-            pool takes about 200 bytes, any other 100.
+    The session that was used least recently is forgotten first. A chunk that left the pool takes
+    about 200 bytes, any other 100.
     """
 
     def __init__(self, most_chunks: int) -> None:

@@ -23,17 +23,11 @@ _QUARANTINED: Final = SlotState.QUARANTINED
 
 
 class Purge:
-    """The progress of an operator's purge of the primary tier.
-
-    Attributes:
-        left: the chunks that are not removed yet, because they were in use; ``None`` for all, until
-            the purge begins in the engine's next step.
-        forgotten: number of chunks removed so far.
-    """
-
-    __slots__ = ("forgotten", "left")
+    """The progress of an operator's purge of the primary tier."""
 
     def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
+        # The chunks that are not removed yet, because they were in use; ``None`` for all, until the
+        # purge begins in the engine's next step.
         self.left: Sequence[OffloadKey] | None = keys
         self.forgotten: int = 0
 

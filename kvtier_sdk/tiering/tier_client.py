@@ -48,7 +48,6 @@ _CONCLUSION_GRACE_S = 1.0
 _LOOK_S = 0.25
 
 _OK: Final = Verdict.OK
-_NOT_FOUND: Final = Verdict.NOT_FOUND
 _LOOKUP: Final = Operation.LOOKUP
 _LOAD: Final = Operation.LOAD
 _STORE: Final = Operation.STORE

@@ -39,28 +39,25 @@ _WHAT = {
 def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
     verdicts, operation = result.verdicts, job.operation
     succeeded = verdicts.count(_OK)
-    absent, name = 0, ""
+    absent = 0
     if operation is _LOOKUP:
-        name = "lookup"
         # An absent chunk is a valid answer to a lookup, not a failure.
         absent = verdicts.count(_NOT_FOUND)
         stats.found_chunks += succeeded
         stats.absent_chunks += absent
     elif operation is _LOAD:
-        name = "load"
         stats.loaded_chunks += succeeded
         stats.loaded_bytes += result.moved_bytes
         stats.loaded_object_bytes += result.object_bytes
         stats.expand_s += result.coding_s
     elif operation is _STORE:
-        name = "store"
         stats.stored_chunks += succeeded
         stats.stored_bytes += result.moved_bytes
         stats.stored_object_bytes += result.object_bytes
         stats.compress_s += result.coding_s
-    if name:
-        stats.job_s[name].observe(result.duration_s)
-        stats.job_chunks[name].observe(len(verdicts))
+    if operation is _LOOKUP or operation is _LOAD or operation is _STORE:
+        stats.job_s[operation.value].observe(result.duration_s)
+        stats.job_chunks[operation.value].observe(len(verdicts))
     # Failed touches are not counted, because they lose no chunk.
     if succeeded + absent < len(verdicts) and operation is not _TOUCH:
         for reason, count in failure_counts(verdicts).items():

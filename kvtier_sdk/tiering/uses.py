@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
@@ -16,24 +17,18 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 _MOST_STOPS: Final = 64
 
 
+@dataclass(eq=False)
 class Uses:
     """The chunks used in one step, and the requests that have ended in it."""
 
-    def __init__(
-        self,
-        primary: PrimaryTier,
-        policy: EvictionPolicy,
-        tiers: Sequence[ManagedTier],
-        requests: Mapping[str, RequestState],
-    ) -> None:
-        self._primary = primary
-        self._policy = policy
-        self._tiers = tiers
-        self._requests = requests
-        # Each used chunk, with the request that used it last.
-        self._touched: dict[OffloadKey, RequestContext] = {}
-        self._over: dict[str, tuple[RequestContext, str | None]] = {}
-        self._stops: set[str] = set()
+    _primary: PrimaryTier
+    _policy: EvictionPolicy
+    _tiers: Sequence[ManagedTier]
+    _requests: Mapping[str, RequestState]
+    # Each used chunk, with the request that used it last.
+    _touched: dict[OffloadKey, RequestContext] = field(default_factory=dict)
+    _over: dict[str, tuple[RequestContext, str | None]] = field(default_factory=dict)
+    _stops: set[str] = field(default_factory=set)
 
     def note(self, keys: Iterable[OffloadKey], request: RequestContext) -> None:
         """Record that a request uses chunks, in prefix order."""

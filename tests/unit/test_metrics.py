@@ -13,7 +13,7 @@ from support.monitoring import ALERT_RULES, DASHBOARD
 from kvtier_sdk import CorruptChunkError
 from kvtier_sdk.metrics import METRICS, Histogram, MetricKind, PoolUsage, TierStats, metric_samples
 from kvtier_sdk.runner.jobs import Operation, Verdict
-from kvtier_sdk.tiering import MissReason
+from kvtier_sdk.tiering.outputs import MissReason
 
 
 def test_names_are_unique_and_say_their_unit() -> None:

@@ -81,8 +81,6 @@ class Child:
         run_until(self._event_loop, lambda: False, self._log)
         _exit()
 
-    # --- the control socket -----------------------------------------------------------------
-
     def _read_control(self) -> None:
         data = b""
         with contextlib.suppress(OSError):
@@ -114,8 +112,6 @@ class Child:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    # --- the tier ---------------------------------------------------------------------------
 
     async def _open(self, bootstrap: Mapping[str, Any]) -> None:
         try:
@@ -188,8 +184,6 @@ class Child:
             self._send_reports()
             self._data.finish(_LAST_REPORTS_S)
             _exit()
-
-    # --- jobs and reports ---------------------------------------------------------------------
 
     def _take_jobs(self, tier_loop: TierLoop) -> None:
         jobs = []

@@ -168,8 +168,6 @@ class ChildProcess:
         self._send(message(Kind.PING))
         self._clock.call_at(self._clock.now_s() + _PING_S, self._ping)
 
-    # --- the control socket -----------------------------------------------------------------
-
     def _read_control(self) -> None:
         error = None
         try:
@@ -213,8 +211,6 @@ class ChildProcess:
             self.kill("calls hung, and it was killed")
         elif kind is Kind.PING:
             self._pinging = False
-
-    # --- the process --------------------------------------------------------------------------
 
     def _spawn(self, pool_fd: int) -> None:
         path = [entry for entry in sys.path if isinstance(entry, str)]

@@ -128,7 +128,6 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    """Encode a job."""
     # A value of the request's ``params`` that JSON cannot express is encoded as text. Params that
     # are too large, nested too deeply or circular are left out.
     request = job.request

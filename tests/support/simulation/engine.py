@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvtier_sdk.hints import Verb
-from kvtier_sdk.tiering import ResetScope
+from kvtier_sdk.tiering.outputs import ResetScope
 from kvtier_sdk.tiering.records import PendingLookup, SlotState
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 from support.simulation.breach import short

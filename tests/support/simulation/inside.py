@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvtier_sdk.core_form import IS_COMPILED
 from kvtier_sdk.runner.jobs import Job, Operation
-from kvtier_sdk.tiering import TieringManager
 from kvtier_sdk.tiering.cascade import ManagedTier
+from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.records import PendingLookup, Slot
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey

@@ -22,7 +22,8 @@ from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import TierLoop, compression
 from kvtier_sdk.runner.jobs import Operation, Report
 from kvtier_sdk.testing.virtual_clock import VirtualClock
-from kvtier_sdk.tiering import ResetScope, TieringManager
+from kvtier_sdk.tiering.manager import TieringManager
+from kvtier_sdk.tiering.outputs import ResetScope
 from kvtier_sdk.types import OffloadKey, Transfer
 from support.simulation.breach import Breach, Journal, short
 from support.simulation.chunks import ChunkTree

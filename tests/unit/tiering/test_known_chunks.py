@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.engine import KEYS, A, B, Engine, Make
 
-from kvtier_sdk import CorruptChunkError, RequestContext
+from kvtier_sdk import CorruptChunkError, Job, Operation, RequestContext
 from kvtier_sdk.engine import ResetScope
 from kvtier_sdk.tiering.known_chunks import KnownChunks
 
@@ -185,8 +185,9 @@ def test_only_a_reset_of_all_tiers_forgets_what_is_known(make: Make) -> None:
 
 def test_memory_is_bounded_and_the_newest_stay() -> None:
     known = KnownChunks()
+    load = Job(1, Operation.LOAD, [], [], RequestContext("r"), 0.0)
     for start in range(0, 300_000, 1000):
-        known.add(index.to_bytes(8, "big") for index in range(start, start + 1000))
+        known.found(load, (index.to_bytes(8, "big") for index in range(start, start + 1000)))
     assert all(index.to_bytes(8, "big") in known for index in range(299_990, 300_000))
     assert known._hashes is not None
     assert known._hashes.itemsize * len(known._hashes) == 2**20

@@ -9,7 +9,7 @@ import pytest
 from support.engine import KEYS, A, B, FaultyTier, Make, start_promotion, stored_below
 
 from kvtier_sdk import Capability, TierUnavailableError
-from kvtier_sdk.tiering import ResetScope
+from kvtier_sdk.tiering.outputs import ResetScope
 
 
 def test_nothing_is_found_after_a_reset(make: Make) -> None:
