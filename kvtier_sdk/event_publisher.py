@@ -302,6 +302,8 @@ class EventPublisher:
             for number, batch in kept if has_all else self._snapshot():
                 head = number.to_bytes(8, "big")
                 router.send_multipart([asker, b"", self._topic, head, batch])
+                if self._ending.is_set():
+                    return
             router.send_multipart([asker, b"", b"", _END, b""])
         except zmq.ZMQError as error:
             _log.debug("a router does not read its answer: %s", error)

@@ -257,8 +257,13 @@ def _check(tier: BlockingTier, result: JobResult) -> None:
 
 def _cpu_s() -> float:
     """Return the CPU seconds of this process and of its tiers' processes."""
-    tasks = Path("/proc/self/task").iterdir()
     pids = [os.getpid()]
-    pids += [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    # Linux computes the id of a process's CPU clock from the process's id with this formula.
-    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended, or this kernel does not tell
+            pids += map(int, (task / "children").read_text().split())
+    total_s = 0.0
+    for pid in pids:
+        with suppress(OSError):  # the process has ended
+            # Linux computes the id of a process's CPU clock from the process's id like this.
+            total_s += time.clock_gettime((~pid << 3) | 2)
+    return total_s

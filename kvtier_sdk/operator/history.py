@@ -16,6 +16,7 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.options.secrets import make_loggable
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.savings import Savings
 
@@ -92,6 +93,7 @@ class EventHistory(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
+        make_loggable(record)
         self._add(record.getMessage(), level=record.levelname)
         # Without any handler Python prints warnings. This one must not silence them.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]

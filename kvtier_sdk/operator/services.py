@@ -55,26 +55,28 @@ class OperatorServices:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._stack = ExitStack()
         self._control: _ManagerControl | None = None
         self.recorder: TraceRecorder | None = None
-        if config.trace_dir is not None:
-            self.recorder = TraceRecorder(
-                Path(config.trace_dir),
-                file_bytes=config.trace_file_bytes,
-                files=config.trace_files,
-                chunk_bytes=chunk_bytes,
-                clock=clock,
-            )
-            self._stack.callback(self.recorder.close)
         self._history: EventHistory | None = None
-        if config.admin_socket is not None:
-            self._history = EventHistory(Path(config.admin_socket), chunk_bytes, clock)
-            self._stack.callback(self._history.close)
         self.publisher: EventPublisher | None = None
-        if config.events_endpoint is not None:
-            self.publisher = EventPublisher(config, clock, rank=rank, tokens=config.events_tokens)
-            self._stack.callback(self.publisher.close)
+        with ExitStack() as stack:
+            if config.trace_dir is not None:
+                self.recorder = TraceRecorder(
+                    Path(config.trace_dir),
+                    file_bytes=config.trace_file_bytes,
+                    files=config.trace_files,
+                    chunk_bytes=chunk_bytes,
+                    clock=clock,
+                )
+                stack.callback(self.recorder.close)
+            if config.admin_socket is not None:
+                self._history = EventHistory(Path(config.admin_socket), chunk_bytes, clock)
+                stack.callback(self._history.close)
+            if config.events_endpoint is not None:
+                tokens = config.events_tokens
+                self.publisher = EventPublisher(config, clock, rank=rank, tokens=tokens)
+                stack.callback(self.publisher.close)
+            self._stack = stack.pop_all()
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
         """Report on and control an open ``manager`` from now on, instead of any earlier manager.

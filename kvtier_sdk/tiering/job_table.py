@@ -20,7 +20,7 @@ class JobTable:
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # For each running store or load, the chunks that were removed since its begin.
+        # For each running store or load, its chunks that were removed since its begin.
         self._gone: dict[int, set[OffloadKey]] = {}
 
     def __bool__(self) -> bool:
@@ -54,8 +54,10 @@ class JobTable:
         return self._quarantined.pop(job_id, None)
 
     def note_removed(self, keys: Iterable[OffloadKey]) -> None:
-        for gone in self._gone.values():
-            gone.update(keys)
+        # Keep a job's own chunks only, because a tier can remove many while many jobs wait.
+        removed = set(keys)
+        for job_id, gone in self._gone.items():
+            gone.update(removed.intersection(self._running[job_id].keys))
 
     def without_removed(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
         """Return the ``keys`` that have not left the tier since the begin of a job that ends."""

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.command import kvtier, kvtier_json
 from support.filled import CHUNK_BYTES, contents, fill, keys_from
 
 from kvtier_sdk import Namespace
+from kvtier_sdk.cli.bench import _cpu_s
 
 VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
 #: Two rounds of two batches, with few bytes.
@@ -110,6 +112,23 @@ def test_bad_input_is_one_clear_line(tmp_path: Path) -> None:
         assert done.returncode == 2, (arguments, done.stderr)
         assert message in done.stderr
         assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
+
+
+def test_its_cpu_time_is_known_while_threads_end() -> None:
+    ended = threading.Event()
+
+    def churn() -> None:
+        while not ended.is_set():
+            for one in [threading.Thread(target=lambda: None) for _ in range(20)]:
+                one.start()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        assert all(_cpu_s() > 0 for _ in range(300))
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_a_tier_that_does_not_open_is_a_failure(tmp_path: Path) -> None:

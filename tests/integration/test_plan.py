@@ -179,6 +179,10 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, trace: Path) -> None:
     one.write_text('{"hash_ids": [1], "chunk_bytes": 64}\n')
     odd = tmp_path / "odd.json"
     odd.write_text('{"measured": [{"operation": "load"}]}')
+    words, stuck = tmp_path / "words.json", tmp_path / "stuck.json"
+    row = {"operation": "load", "backend": "file", "p50_s": 0.1, "bytes_per_s": "1GB"}
+    words.write_text(json.dumps({"measured": [row]}))
+    stuck.write_text(json.dumps({"measured": [row | {"bytes_per_s": 0}]}))
     free = tmp_path / "free.toml"
     free.write_text("accelerator_hour = 0\nmemory_month = 1\n")
     misspelt = tmp_path / "misspelt.toml"
@@ -193,7 +197,9 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, trace: Path) -> None:
         "--memory: the longest request needs a pool of": (*known, "--memory", "1MiB"),
         f"{free}: option 'accelerator_hour'": (*known, "--prices", str(free)),
         "did you mean 'accelerator_hour'": (*known, "--prices", str(misspelt)),
-        "is not what 'kvtier bench --json' prints": (*known, "--devices", str(odd)),
+        "odd.json: is not what 'kvtier bench --json' prints": (*known, "--devices", str(odd)),
+        "words.json: is not what": (*known, "--devices", str(words)),
+        "stuck.json: is not what": (*known, "--devices", str(stuck)),
     }
     for message, arguments in cases.items():
         done = kvtier("plan", *arguments)

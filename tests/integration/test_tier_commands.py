@@ -255,6 +255,14 @@ def test_explain_computes_a_prompts_keys(folder: Store, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("answer", ["null", "7"])
+def test_an_answer_without_tokens_is_a_mistake(folder: Store, tmp_path: Path, answer: str) -> None:
+    prompt = tmp_path / "prompt.json"
+    prompt.write_text(f'{{"tokens": {answer}}}')
+    done = kvtier("tier", "explain", folder.url, "--tokens", prompt)
+    assert (done.returncode, "it holds no list of numbers" in done.stderr) == (2, True), done.stderr
+
+
 def test_all_tiers_of_a_configuration_are_asked(folder: Store, tmp_path: Path) -> None:
     config = tmp_path / "kv.toml"
     config.write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -163,17 +164,23 @@ def test_a_snapshot_names_parents_first() -> None:
     assert sorted(sort({1: 2, 2: 1})) == [key(1), key(2)]
 
 
+def filled(publish: Make, blocks: range) -> EventPublisher:
+    """Return a publisher whose snapshots are too large for the buffers of a socket."""
+    publisher, tokens = publish(tokens=True), list(range(100_000, 100_250))
+    notes = [ChunkNote([n], None, tokens, 250).encode() for n in blocks]
+    publisher.put(event(*map(key, blocks), notes=notes))
+    while len(publisher._chunks) < len(blocks) or publisher._events:
+        time.sleep(0.01)
+    return publisher
+
+
 def test_an_answer_is_made_while_its_router_reads_it(
     publish: Make, endpoints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_publisher, "_PATIENCE_MS", 500)
     monkeypatch.setattr(event_publisher, "_MOST_UNREAD_ANSWERS", 2)
-    publisher = publish(tokens=True)
-    blocks, tokens = range(20_000), list(range(100_000, 100_250))
-    notes = [ChunkNote([n], None, tokens, 250).encode() for n in blocks]
-    publisher.put(event(*map(key, blocks), notes=notes))
-    while len(publisher._chunks) < len(blocks) or publisher._events:
-        time.sleep(0.01)
+    blocks = range(20_000)
+    publisher = filled(publish, blocks)
     made: list[int] = []
     batch = publisher._batch
 
@@ -197,6 +204,26 @@ def test_an_answer_is_made_while_its_router_reads_it(
         assert sum(made) < 0.8 * len(blocks)
         router.close()
         stuck.close(linger=0)
+
+
+def test_a_router_that_reads_slowly_does_not_hold_up_the_engines_end(
+    publish: Make, endpoints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_publisher, "_MOST_UNREAD_ANSWERS", 2)
+    publisher = filled(publish, range(20_000))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as slow:
+        slow.set_hwm(1)
+        slow.connect(endpoints[1])
+        slow.send_multipart([b"", bytes(8)])
+        slow.recv_multipart()
+        ending = threading.Thread(target=publisher.close)
+        ending.start()
+        for _ in range(10):
+            if slow.poll(0):
+                slow.recv_multipart()
+            ending.join(0.5)
+        assert not ending.is_alive()
+        slow.close(linger=0)
 
 
 def test_an_older_source_is_not_heard(publish: Make, endpoints: list[str]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,9 +20,10 @@ import pytest
 from support.live import CHUNK_BYTES, live
 from support.runners import KEYS
 
-from kvtier_sdk import ConfigError, SystemClock
+from kvtier_sdk import ConfigError, SystemClock, TieringConfig
 from kvtier_sdk.operator import history as module
 from kvtier_sdk.operator.history import EventHistory, history_beside, read_events
+from kvtier_sdk.operator.services import OperatorServices
 
 LOG = logging.getLogger("kvtier.tier.far")
 FACTS: dict[str, object] = {"model": "m", "tokens_per_chunk": 16}
@@ -68,6 +72,35 @@ def test_warnings_are_kept_and_lesser_lines_are_not(
     assert event["level"] == "WARNING"
     assert not list(read_events(path, event["time"] + 0.001))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_line_that_cannot_be_formatted_does_not_reach_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "engine.events.jsonl"
+    with opened(path):
+        logging.getLogger("kvtier.plugin").warning("%d chunks", "many")
+    assert "cannot log '%d chunks'" in texts(path)[0]
+
+
+def test_a_service_that_cannot_be_opened_leaves_no_history_open(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        options = {"slots": 1, "admin_socket": str(tmp_path), "events_endpoint": endpoint}
+        with pytest.raises(ConfigError, match="cannot listen"):
+            OperatorServices(TieringConfig.from_dict(options), SystemClock(), CHUNK_BYTES)
+    assert threading.active_count() == before
+    assert not any(isinstance(one, EventHistory) for one in logging.getLogger("kvtier").handlers)
+
+
+def test_the_base_for_kubernetes_has_room_for_a_history() -> None:
+    """A volume in memory that is too small would stop the history before its file is renamed."""
+    deploy = Path(__file__).parents[2] / "deploy/kubernetes"
+    assert '"admin_socket": "/run/kvtier"' in (deploy / "kv.json").read_text()
+    engine = (deploy / "engine.yaml").read_text()
+    found = re.search(r"name: run\n +emptyDir: \{medium: Memory, sizeLimit: (\d+)Mi}", engine)
+    assert found
+    assert int(found[1]) << 20 > 2 * module._FILE_BYTES
 
 
 def test_two_files_are_the_most_that_it_takes(

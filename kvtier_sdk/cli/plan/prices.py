@@ -44,8 +44,14 @@ class TierPrices(StrictModel):
             return self
         try:
             rows = [of for of in read_options(devices)["measured"] if of["operation"] == "load"]
-            its = [(of["p50_s"], of["bytes_per_s"]) for of in rows if of["backend"] == backend]
-        except (KeyError, TypeError):
+            its = [
+                (float(of["p50_s"]), float(of["bytes_per_s"]))
+                for of in rows
+                if of["backend"] == backend
+            ]
+            if not all(rate > 0 for _, rate in its):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
             raise ConfigError(f"{devices}: is not what 'kvtier bench --json' prints") from None
         if not its:
             return self

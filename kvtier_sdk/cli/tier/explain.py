@@ -330,8 +330,8 @@ def _read_tokens(text: str) -> list[int]:
         is_json = text.startswith(("[", "{"))
         tokens = json.loads(text if is_json else f"[{','.join(re.split(_BETWEEN, text))}]")
         if isinstance(tokens, dict):
-            tokens = tokens["tokens"]
-    except (OSError, ValueError, LookupError) as error:
+            tokens = list(tokens["tokens"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it holds no list of numbers"
         raise ConfigError(f"--tokens {path}: {reason}") from None
     if any(type(token) is not int for token in tokens):

@@ -86,6 +86,19 @@ def test_what_left_the_tier_while_a_job_moved_it_is_not_known(make: Make, operat
     assert not client.jobs._gone
 
 
+def test_removals_of_other_chunks_cost_a_waiting_job_no_memory(make: Make) -> None:
+    engine = make()
+    tier, client = engine.tiers[0], engine.manager.clients[0]
+    tier.gate, tier.gated = asyncio.Event(), {"store"}
+    engine.store(A, *KEYS[:2])
+    engine.step()
+    tier.context.report_removed(KEYS[1:100])
+    engine.step()
+    assert list(client.jobs._gone.values()) == [set(KEYS[1:2])]
+    tier.gate.set()
+    engine.step(times=2)
+
+
 def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Make) -> None:
     engine = with_known(make, tiers=2)
     first, second = engine.tiers
