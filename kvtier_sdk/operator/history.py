@@ -16,7 +16,7 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.secrets import make_loggable
+from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.savings import Savings
 
@@ -58,6 +58,7 @@ class EventHistory(logging.Handler):
 
     def __init__(self, socket: Path, chunk_bytes: int, clock: Clock) -> None:
         super().__init__(logging.WARNING)
+        self.setFormatter(MaskingFormatter())
         self.path = history_beside(socket)
         self._chunk_bytes, self._clock = chunk_bytes, clock
         self._manager: TieringManager | None = None
@@ -93,8 +94,7 @@ class EventHistory(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        make_loggable(record)
-        self._add(record.getMessage(), level=record.levelname)
+        self._add(self.format(record), level=record.levelname)
         # Without any handler Python prints warnings. This one must not silence them.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]
         if logging.lastResort and all(isinstance(one, EventHistory) for one in handlers):

@@ -97,7 +97,8 @@ class Inventory:
 
     def emptied(self) -> None:
         """Remove all chunks, after a purge."""
-        self.removed(list(self._known))
+        for part in _parts(list(self._known)):
+            self.removed(part)
 
     async def watch(self) -> None:
         """Scan the store again and again, if the tier can list its chunks."""

@@ -74,11 +74,13 @@ def test_warnings_are_kept_and_lesser_lines_are_not(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_line_that_cannot_be_formatted_does_not_reach_the_engine(tmp_path: Path) -> None:
+def test_lines_are_masked_and_no_bad_one_reaches_the_engine(tmp_path: Path) -> None:
     path = tmp_path / "engine.events.jsonl"
     with opened(path):
         logging.getLogger("kvtier.plugin").warning("%d chunks", "many")
+        LOG.warning("cannot reach redis://:hunter2@cache:6379")
     assert "cannot log '%d chunks'" in texts(path)[0]
+    assert "redis://:***@cache:6379" in texts(path)[1]
 
 
 def test_a_service_that_cannot_be_opened_leaves_no_history_open(tmp_path: Path) -> None:
