@@ -15,18 +15,10 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, prompt_keys, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
+from kvtier_sdk.cli.tier.contents import Contents
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
-from kvtier_sdk.cli.tier.selection import (
-    Contents,
-    Faults,
-    NamespaceOption,
-    Selection,
-    TimeoutOption,
-    count,
-    named,
-    read_timeout,
-    stored_namespaces,
-)
+from kvtier_sdk.cli.tier.options import NamespaceOption, TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import Faults, Selection, named, stored_namespaces
 from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
@@ -102,7 +94,7 @@ def explain_command(
         if Capability.NAMESPACES in spec.tier_class.capabilities:
             with faults.of(spec):
                 held[spec.name] = [
-                    count(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
+                    Contents.of(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
                 ]
     if selection.given is None and not held and faults.by_tier:
         faults.show(*target.tiers)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import TierError, TierTimeoutError
+from kvtier_sdk.errors import ConfigError, TierError, TierTimeoutError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.opening.tiers import BlockingTier
 from kvtier_sdk.pool import HostPool
@@ -19,7 +19,7 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-from kvtier_sdk.types import Entry, OffloadKey, Usage
+from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
@@ -107,6 +107,12 @@ class MaintainedTier(BlockingTier):
     @property
     def spec(self) -> TierSpec:
         return self.client.spec
+
+    def need(self, capability: Capability, doing: str) -> None:
+        """Raise :class:`ConfigError` if the tier lacks a capability."""
+        spec = self.spec
+        if capability not in spec.tier_class.capabilities:
+            raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
     def entries(self) -> Iterator[Entry]:
         """Iterate over the chunks of a tier with ``Capability.SCAN``."""
