@@ -237,9 +237,8 @@ def _show_chunks(
     tokens_per_chunk: int | None,
 ) -> None:
     by_chunk = list(zip(*states, strict=True))
-    found = 0
-    while found < len(keys) and "present" in by_chunk[found]:
-        found += 1
+    found = sum(1 for _ in takewhile(lambda states: "present" in states, by_chunk))
+    tiers = [answer.spec.name.upper() for answer in answers]
     if tokens_per_chunk is not None:
         say(
             "",
@@ -248,7 +247,7 @@ def _show_chunks(
         )
         if not keys:
             return
-        rows = [("CHUNKS", "TOKENS", *(answer.spec.name.upper() for answer in answers))]
+        rows = [("CHUNKS", "TOKENS", *tiers)]
         for state, run in groupby(range(len(keys)), by_chunk.__getitem__):
             first, *rest = run
             last = rest[-1] if rest else first
@@ -257,8 +256,8 @@ def _show_chunks(
             rows.append((chunks, tokens, *state))
     else:
         say("")
-        rows = [("KEY", *(answer.spec.name.upper() for answer in answers))]
-        rows += [(key.hex(), *state) for key, state in zip(keys, by_chunk, strict=True)]
+        by_key = zip(keys, by_chunk, strict=True)
+        rows = [("KEY", *tiers), *((key.hex(), *state) for key, state in by_key)]
     print_columns(rows)
 
 

@@ -23,6 +23,8 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
+#: Any namespace will do to open a tier of which no chunk is read or written.
+_NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: The most chunks to list, delete or look up at once.
 _PAGE = 1000
 #: The memory for chunks that are examined at once.
@@ -47,7 +49,7 @@ _OF_A_CHUNK = (
 @contextmanager
 def open_for_maintenance(
     spec: TierSpec,
-    namespace: Namespace,
+    namespace: Namespace = _NO_NAMESPACE,
     *,
     timeout_s: float = 60.0,
     pool: HostPool | None = None,

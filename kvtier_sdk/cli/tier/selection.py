@@ -22,8 +22,6 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
-#: The namespace to open a tier with. Any namespace works, because no chunk is read or written.
-_NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: Show this many digits of a fingerprint, enough to tell namespaces apart.
 SHOWN_DIGITS = 12
 
@@ -75,7 +73,7 @@ class Selection:
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
     """List a tier's namespaces, sorted by model."""
-    with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
+    with open_for_maintenance(spec, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
 

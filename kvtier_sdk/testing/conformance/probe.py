@@ -189,9 +189,9 @@ class Probe:
             return key
         raise NoRoom
 
-    async def get(self, key: OffloadKey) -> bytes | TierError:
-        """Load the chunk ``key``, and return its content or the error."""
-        lent = self.empty(key)
+    async def get(self, key: OffloadKey, **lent_as: Any) -> bytes | TierError:
+        """Load ``key``, and return its content or the error; ``lent_as`` is as in :meth:`full`."""
+        lent = self.empty(key, **lent_as)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
 
@@ -201,13 +201,14 @@ class Probe:
         *versions: int,
         may_miss: bool = False,
         what: str = "a stored chunk",
+        **lent_as: Any,
     ) -> bool:
         """Load the chunk ``key``, require one of the ``versions``, and return true.
 
         If ``may_miss`` is true, the tier may also report the chunk absent or damaged; the result is
-        false then. A breach names the chunk by ``what``.
+        false then. A breach names the chunk by ``what``. ``lent_as`` is as in :meth:`full`.
         """
-        found = await self.get(key)
+        found = await self.get(key, **lent_as)
         if isinstance(found, TierError):
             if may_miss and is_miss(found):
                 return False
