@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.cli.replay import chat_workload, read_trace, replay
 from kvtier_sdk.cli.replay.page import replay_page
 from kvtier_sdk.cli.replay.view import print_report
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes, told
@@ -133,7 +133,12 @@ def replay_command(
     The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
-    played = _workload(trace, requests, seed)
+    if trace is None:
+        played = chat_workload(requests or 500, seed or 0)
+    elif seed is not None:
+        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
+    else:
+        played = read_trace(trace)[:requests]
     if told_error is not None:
         played = told(played, told_error, seed=0)
     flags = {"slots": slots, "chunk_bytes": chunk_bytes, "policy": policy, "tiers": tier or None}
@@ -169,14 +174,6 @@ def replay_command(
         report_file.write(replay_page(report, name, concurrency, as_text))
     if report.wrong_bytes:
         raise typer.Exit(1)
-
-
-def _workload(trace: Path | None, requests: int | None, seed: int | None) -> list[ReplayRequest]:
-    if trace is None:
-        return chat_workload(requests or 500, seed or 0)
-    if seed is not None:
-        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
-    return read_trace(trace)[:requests]
 
 
 def _configuration(

@@ -200,9 +200,7 @@ async def check_buffers_at_any_address(subject: TierSubject) -> None:
 async def check_chunks_of_any_length(subject: TierSubject) -> None:
     """A chunk may have any length, rounded up to the declared alignment and to nothing else."""
     for chunk_bytes in _ODD_LENGTHS:
-        # Chunks of another length belong to another namespace.
-        namespace = subject.namespace.for_chunks(chunk_bytes)
-        async with subject.opened(chunk_bytes=chunk_bytes, namespace=namespace) as probe:
+        async with subject.opened(chunk_bytes=chunk_bytes) as probe:
             for key in await probe.put(subject.new_keys(1)):
                 await probe.expect(key, 0, what=f"a chunk of {chunk_bytes} bytes")
 
