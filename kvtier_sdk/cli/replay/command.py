@@ -21,8 +21,6 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import parse_seconds
 
-#: Defaults of options that neither the command line nor the file gives.
-_DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 
@@ -144,9 +142,8 @@ def replay_command(
     flags = {"slots": slots, "chunk_bytes": chunk_bytes, "policy": policy, "tiers": tier or None}
     given = {name: value for name, value in flags.items() if value is not None}
     is_page = report_file is not None and report_file.name.endswith(".html")
-    options = _configuration(
-        config, given, {**_DEFAULTS, "chunk_bytes": common_chunk_bytes(played)}
-    )
+    defaults = {"slots": 2000, "chunk_bytes": common_chunk_bytes(played)}
+    options = _configuration(config, given, defaults)
     if recompute is not None:
         computed_s = read_flag("--recompute", parse_seconds, recompute)
         options = options.model_copy(update={"recompute_s": computed_s})

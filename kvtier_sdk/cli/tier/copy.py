@@ -185,7 +185,7 @@ def _transfer(
     paced_bytes = read_bytes = 0
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []
-    end_store: Callable[[], None] | None = None
+    end_store: Callable[[], object] | None = None
     with progress(f"copy {copied.name}", len(keys)) as step:
         for number, part in enumerate(pages(keys, half)):
             present = dict.fromkeys(_present(dst, part))

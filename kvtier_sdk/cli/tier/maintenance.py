@@ -150,15 +150,11 @@ class MaintainedTier(BlockingTier):
         job = self.client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
         return self._answer(job, *_OF_A_CHUNK)
 
-    def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
+    def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], object]:
         """Begin a store; return a function that waits for its end."""
         job = self.client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self.client.flush()
-
-        def wait() -> None:
-            self._answer(job, Verdict.OK)
-
-        return wait
+        return lambda: self._answer(job, Verdict.OK)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from itertools import product
 
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import PIECE_BYTES, Probe, pieces_of, start_and_cancel
@@ -75,14 +76,11 @@ async def _write(probe: Probe, key: OffloadKey) -> None:
 async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
     """A cancelled call ends soon."""
     async with subject.opened() as probe:
-        for operation in ("store", "load"):
-            for stored in (True, False):
-                async for _, ended in _cancelled(probe, operation, stored=stored):
-                    if not ended:
-                        raise Breach(
-                            f"a {operation} had not ended {subject.timeout_s:g} s after it was "
-                            "cancelled"
-                        )
+        for operation, stored in product(("store", "load"), (True, False)):
+            async for _, ended in _cancelled(probe, operation, stored=stored):
+                if not ended:
+                    within = f"{subject.timeout_s:g} s after it was cancelled"
+                    raise Breach(f"a {operation} had not ended {within}")
 
 
 @check(says=_LENT)
