@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, product
@@ -19,7 +19,7 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.drawing import Chart, Series, svg_file
 from kvtier_sdk.cli.replay.bystanders import check_bystanders
 from kvtier_sdk.cli.replay.sessions import percentile
-from kvtier_sdk.cli.terminal import JsonOption, Step, print_columns, progress, read_flag, say
+from kvtier_sdk.cli.terminal import JsonOption, print_columns, progress, read_flag, say
 from kvtier_sdk.cli.tier.maintenance import pages
 from kvtier_sdk.cli.tier_check import like_kv
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -162,7 +162,7 @@ def _measure(
     at_once: int,
     rounds: int,
     share_bytes: int,
-    advance: Step,
+    advance: Callable[[int], None],
 ) -> None:
     """Measure all tiers with chunks of one size, in rounds that each begin with another tier."""
     size, slots = figures[0].chunk_bytes, at_once * max(of.batch for of in figures)

@@ -18,9 +18,6 @@ from kvtier_sdk.options.secrets import MaskingFormatter
 
 T = TypeVar("T", int, float)
 
-#: A function that advances a progress bar by a number of units.
-Step = Callable[[int], None]
-
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
 ]
@@ -81,7 +78,7 @@ def share(part: float, whole: float) -> str:
 
 
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Step]:
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal while the block runs; yield a function that advances the bar."""
     console = Console(stderr=True)
     with Progress(

@@ -12,14 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.drawing import Chart, Series, document, figure, table
-from kvtier_sdk.cli.plan.prices import (
-    Option,
-    Prices,
-    Work,
-    example_prices,
-    priced,
-    read_prices,
-)
+from kvtier_sdk.cli.plan.prices import Option, Prices, Work, example_prices, priced, read_prices
 from kvtier_sdk.cli.plan.traffic import Flow, PolicyTraffic, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes

@@ -145,24 +145,17 @@ class Traffic:
 
 
 class PolicyTraffic:
-    """Flows with a policy's host pool. Of a long workload, the policy gets two shares of the keys.
-
-    Attributes:
-        share: the fraction of the keys that is simulated; 1.0 if flows are exact.
-        error: the largest difference in hit rate between the two shares so far.
-    """
+    """Flows with a policy's host pool; the policy gets two shares of a long workload's keys."""
 
     def __init__(self, traffic: Traffic, policy: str) -> None:
         self._traffic, self._policy = traffic, policy
         self._parts = 1
         self._samples = [traffic]
-        self.share, self.error = 1.0, 0.0
         if policy != LRU and traffic.chunks > MOST_PLAYED:
             self._parts = 2 ** math.ceil(math.log2(2 * traffic.chunks / MOST_PLAYED))
             self._samples = [
                 Traffic(_sample(traffic.workload, self._parts, part)) for part in (0, 1)
             ]
-            self.share = 2 / self._parts
 
     def flow(self, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
         if self._parts == 1:
@@ -175,8 +168,6 @@ class PolicyTraffic:
             np.array(of.flow(self._policy, *sizes, window)) - of.flow(LRU, *sizes, window)
             for of in self._samples
         ]
-        difference = Flow(exact[0], *(self._parts * (gains[0] - gains[1]))[1:])
-        self.error = max(self.error, abs(difference.hit_rate))
         return Flow(*np.maximum(0.0, exact + self._parts * (gains[0] + gains[1]) / 2))
 
 

@@ -9,7 +9,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, ReplayError
-from kvtier_sdk.namespace import Namespace, StoredNamespace
+from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
@@ -17,8 +17,6 @@ from kvtier_sdk.types import Capability
 #: Namespaces of these tools need no protection, because nobody misses the chunks of an earlier
 #: replay, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier bench", "kvtier check")
-#: The namespace to open a tier with. Any namespace works, because no chunk is read or written.
-_NOBODYS = Namespace({})
 #: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")
 
@@ -36,7 +34,7 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "repla
             continue
         # Ignore a ConfigError, because either the store does not exist yet and holds nothing, or
         # the replay reports the mistake when it opens the tier.
-        with suppress(ConfigError), open_for_maintenance(spec, _NOBODYS, clock=clock) as tier:
+        with suppress(ConfigError), open_for_maintenance(spec, clock=clock) as tier:
             if limits:
                 _check(tier, tool, limits, f"a root or prefix of its own, or leave out {limits}")
             elif tier.usage().capacity_bytes is not None:

@@ -18,6 +18,7 @@ _MOST_COLUMNS = 100
 _MOST_DEPTHS = 40
 _TIER_COLORS = ("tier1", "tier2", "tier3")
 _count = "{:,.0f}".format
+percent = "{:.1%}".format
 
 
 class Source(NamedTuple):
@@ -54,10 +55,6 @@ def charts(report: ReplayReport) -> list[Chart]:
         _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
         _waits(report),
     ]
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def waits(report: ReplayReport) -> list[Series]:

@@ -6,12 +6,12 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
-from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
-from kvtier_sdk.cli.replay.page import Played, replay_page
+from kvtier_sdk.cli.replay import chat_workload, read_trace, replay
+from kvtier_sdk.cli.replay.page import replay_page
 from kvtier_sdk.cli.replay.view import print_report
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes, told
 from kvtier_sdk.cli.targets import tools_for
@@ -21,8 +21,6 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import parse_seconds
 
-#: Defaults of options that neither the command line nor the file gives.
-_DEFAULTS: Mapping[str, Any] = {"slots": 2000}
 #: These options are unset, because a replay must not use the engine's files, socket or port.
 _ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 
@@ -133,20 +131,19 @@ def replay_command(
     The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
-    played = _workload(trace, requests, seed)
+    if trace is None:
+        played = chat_workload(requests or 500, seed or 0)
+    elif seed is not None:
+        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
+    else:
+        played = read_trace(trace)[:requests]
     if told_error is not None:
         played = told(played, told_error, seed=0)
-    flags = {
-        "slots": slots,
-        "chunk_bytes": chunk_bytes,
-        "policy": policy,
-        "tiers": tier or None,
-    }
+    flags = {"slots": slots, "chunk_bytes": chunk_bytes, "policy": policy, "tiers": tier or None}
     given = {name: value for name, value in flags.items() if value is not None}
     is_page = report_file is not None and report_file.name.endswith(".html")
-    options = _configuration(
-        config, given, {**_DEFAULTS, "chunk_bytes": common_chunk_bytes(played)}
-    )
+    defaults = {"slots": 2000, "chunk_bytes": common_chunk_bytes(played)}
+    options = _configuration(config, given, defaults)
     if recompute is not None:
         computed_s = read_flag("--recompute", parse_seconds, recompute)
         options = options.model_copy(update={"recompute_s": computed_s})
@@ -163,32 +160,17 @@ def replay_command(
             evict_others=evict_others,
             on_progress=lambda _: advance(1),
         )
-    _write(report.as_json(), None if is_page else report_file, as_json=as_json)
+    for file in (sys.stdout if as_json else None, None if is_page else report_file):
+        if file is not None:
+            print(json.dumps(report.as_json()), file=file)
     if not as_json:
         print_report(report, overlapped=concurrency > 1)
     if report_file is not None and is_page:
-        page = Played(
-            workload=f"chats, seed {seed or 0}" if trace is None else trace.name,
-            concurrency=concurrency,
-            options=json.dumps(options.to_dict(), indent=2),
-        )
-        report_file.write(replay_page(report, page))
+        name = f"chats, seed {seed or 0}" if trace is None else trace.name
+        as_text = json.dumps(options.to_dict(), indent=2)
+        report_file.write(replay_page(report, name, concurrency, as_text))
     if report.wrong_bytes:
         raise typer.Exit(1)
-
-
-def _write(figures: Mapping[str, Any], file: TextIO | None, *, as_json: bool) -> None:
-    for wanted in (sys.stdout if as_json else None, file):
-        if wanted is not None:
-            print(json.dumps(figures), file=wanted)
-
-
-def _workload(trace: Path | None, requests: int | None, seed: int | None) -> list[ReplayRequest]:
-    if trace is None:
-        return chat_workload(requests or 500, seed or 0)
-    if seed is not None:
-        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
-    return read_trace(trace)[:requests]
 
 
 def _configuration(

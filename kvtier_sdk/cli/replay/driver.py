@@ -18,6 +18,7 @@ from kvtier_sdk.cli.replay.bystanders import check_bystanders
 from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, distribution
 from kvtier_sdk.cli.replay.sessions import session_hits
 from kvtier_sdk.cli.replay.workload import ReplayRequest
+from kvtier_sdk.cli.tier.maintenance import pages
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import StoreMoment
@@ -206,9 +207,7 @@ class _Driver:
             self.chunks.append(len(request.keys))
 
     def _windows(self, keys: Sequence[OffloadKey]) -> Iterator[Sequence[OffloadKey]]:
-        step = self._window if self._closed else max(1, len(keys))
-        for start in range(0, len(keys), step):
-            yield keys[start : start + step]
+        return pages(keys, self._window if self._closed else max(1, len(keys)))
 
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
 from kvtier_sdk.cli.drawing import document, figure, legend, table
@@ -15,46 +14,32 @@ from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes, format_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """The facts about a replay that its report lacks."""
-
-    workload: str
-    concurrency: int
-    options: str
-
-
-def replay_page(report: ReplayReport, played: Played) -> str:
-    return document(f"kvtier replay: {played.workload}", _body(report, played))
-
-
-def _body(report: ReplayReport, played: Played) -> str:
+def replay_page(report: ReplayReport, workload: str, concurrency: int, options: str) -> str:
     figures = "".join(map(figure, charts(report)))
     tables = "".join(
         f"<section><h2>{part.title}</h2><p>{escape(part.text)}</p>{table(*part.rows)}"
         f"<p>{escape(part.note)}</p></section>"
-        for part in sections(report, overlapped=played.concurrency > 1)
+        for part in sections(report, overlapped=concurrency > 1)
     )
-    return (
-        f"<header><h1>Replay of {escape(played.workload)}</h1>"
-        f'<p class="dim">{escape(_setup(report, played))}</p></header>'
+    return document(
+        f"kvtier replay: {workload}",
+        f"<header><h1>Replay of {escape(workload)}</h1>"
+        f'<p class="dim">{escape(_setup(report, concurrency))}</p></header>'
         f"{_complaints(report)}{_tiles(report)}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
         f"<section><h2>Waits</h2>{_wait_table(report)}</section>"
         "<section><details><summary>The configuration that was played</summary>"
-        f"<pre>{escape(played.options)}</pre></details></section>"
+        f"<pre>{escape(options)}</pre></details></section>",
     )
 
 
-def _setup(report: ReplayReport, played: Played) -> str:
+def _setup(report: ReplayReport, concurrency: int) -> str:
     pool = format_bytes(report.tiers[0].capacity_bytes or 0)
     behind = ", ".join(tier.name for tier in report.tiers[1:])
-    at_once = "one request at a time"
-    if played.concurrency > 1:
-        at_once = f"{played.concurrency:,} requests at a time"
+    at_once = f"{concurrency:,} requests" if concurrency > 1 else "one request"
     return (
         f"{report.requests:,} requests of {report.chunks:,} chunks of "
-        f"{format_bytes(report.chunk_bytes)}, {at_once}. Host pool: {pool}. "
+        f"{format_bytes(report.chunk_bytes)}, {at_once} at a time. Host pool: {pool}. "
         f"Tiers: {behind or 'none'}."
     )
 
@@ -68,11 +53,7 @@ def _complaints(report: ReplayReport) -> str:
 def _tiles(report: ReplayReport) -> str:
     host, *behind = report.tiers
     tiles = [
-        (
-            "hit rate",
-            percent(report.hit_rate),
-            f"{report.hit_chunks:,} of {report.chunks:,}",
-        ),
+        ("hit rate", percent(report.hit_rate), f"{report.hit_chunks:,} of {report.chunks:,}"),
         ("between device and host pool", *_moved([host])),
         ("between host pool and tiers", *_moved(behind)),
         (

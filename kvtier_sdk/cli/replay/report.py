@@ -16,8 +16,6 @@ class ReplayHistory:
     ``arrived_s`` is the workload's time: the arrival of the request that began last.
     """
 
-    __slots__ = ("arrived_s", "chunks", "hits", "hits_at", "tokens", "wait_s")
-
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
         self.arrived_s = 0.0
         self.chunks = array("q", (len(request.keys) for request in workload))

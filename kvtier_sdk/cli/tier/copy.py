@@ -12,16 +12,10 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, say
+from kvtier_sdk.cli.tier.contents import Contents
 from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance, pages
-from kvtier_sdk.cli.tier.selection import (
-    ModelOption,
-    NamespaceOption,
-    Selection,
-    TimeoutOption,
-    count,
-    named,
-    read_timeout,
-)
+from kvtier_sdk.cli.tier.options import ModelOption, NamespaceOption, TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import Selection, named
 from kvtier_sdk.cli.tier.verify import Pace, RateOption, check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
@@ -66,7 +60,7 @@ def copy_command(
     found = []
     for one in selection.of(src, timeout_s):
         copied = _Copied(one.fingerprint, named(one))
-        if not count(src, one, timeout_s).chunks:
+        if not Contents.of(src, one, timeout_s).chunks:
             continue
         found.append(copied)
         try:
@@ -191,7 +185,7 @@ def _transfer(
     paced_bytes = read_bytes = 0
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []
-    end_store: Callable[[], None] | None = None
+    end_store: Callable[[], object] | None = None
     with progress(f"copy {copied.name}", len(keys)) as step:
         for number, part in enumerate(pages(keys, half)):
             present = dict.fromkeys(_present(dst, part))

@@ -10,18 +10,10 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say, share
+from kvtier_sdk.cli.tier.contents import Contents, sizes_as_json, sizes_in_words
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
-from kvtier_sdk.cli.tier.selection import (
-    Contents,
-    Faults,
-    Selection,
-    TimeoutOption,
-    count,
-    model_of,
-    read_timeout,
-    sizes_as_json,
-    sizes_in_words,
-)
+from kvtier_sdk.cli.tier.options import TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import Faults, Selection, model_of
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.runner.survey import contents_in_words
@@ -52,7 +44,7 @@ def du_command(
             found: list[Contents] = []
             for one in Selection().of(spec, timeout_s):
                 with faults.of(spec):
-                    found.append(count(spec, one, timeout_s))
+                    found.append(Contents.of(spec, one, timeout_s))
             usage = _usage(spec, found, timeout_s)
             shown.append(_as_json(spec, found, usage))
             if not as_json:

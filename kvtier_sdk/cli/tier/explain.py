@@ -15,18 +15,10 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, prompt_keys, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
+from kvtier_sdk.cli.tier.contents import Contents
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
-from kvtier_sdk.cli.tier.selection import (
-    Contents,
-    Faults,
-    NamespaceOption,
-    Selection,
-    TimeoutOption,
-    count,
-    named,
-    read_timeout,
-    stored_namespaces,
-)
+from kvtier_sdk.cli.tier.options import NamespaceOption, TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import Faults, Selection, named, stored_namespaces
 from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
@@ -102,7 +94,7 @@ def explain_command(
         if Capability.NAMESPACES in spec.tier_class.capabilities:
             with faults.of(spec):
                 held[spec.name] = [
-                    count(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
+                    Contents.of(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
                 ]
     if selection.given is None and not held and faults.by_tier:
         faults.show(*target.tiers)
@@ -245,9 +237,8 @@ def _show_chunks(
     tokens_per_chunk: int | None,
 ) -> None:
     by_chunk = list(zip(*states, strict=True))
-    found = 0
-    while found < len(keys) and "present" in by_chunk[found]:
-        found += 1
+    found = sum(1 for _ in takewhile(lambda states: "present" in states, by_chunk))
+    tiers = [answer.spec.name.upper() for answer in answers]
     if tokens_per_chunk is not None:
         say(
             "",
@@ -256,7 +247,7 @@ def _show_chunks(
         )
         if not keys:
             return
-        rows = [("CHUNKS", "TOKENS", *(answer.spec.name.upper() for answer in answers))]
+        rows = [("CHUNKS", "TOKENS", *tiers)]
         for state, run in groupby(range(len(keys)), by_chunk.__getitem__):
             first, *rest = run
             last = rest[-1] if rest else first
@@ -265,8 +256,8 @@ def _show_chunks(
             rows.append((chunks, tokens, *state))
     else:
         say("")
-        rows = [("KEY", *(answer.spec.name.upper() for answer in answers))]
-        rows += [(key.hex(), *state) for key, state in zip(keys, by_chunk, strict=True)]
+        by_key = zip(keys, by_chunk, strict=True)
+        rows = [("KEY", *tiers), *((key.hex(), *state) for key, state in by_key)]
     print_columns(rows)
 
 

@@ -10,19 +10,9 @@ import typer
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, ago, print_columns, say
-from kvtier_sdk.cli.tier.selection import (
-    SHOWN_DIGITS,
-    Contents,
-    Faults,
-    ModelOption,
-    NamespaceOption,
-    Selection,
-    TimeoutOption,
-    count,
-    model_of,
-    read_timeout,
-    sizes_in_words,
-)
+from kvtier_sdk.cli.tier.contents import Contents, sizes_in_words
+from kvtier_sdk.cli.tier.options import ModelOption, NamespaceOption, TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import SHOWN_DIGITS, Faults, Selection, model_of
 
 _TITLES = ("NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST USE", "LAST USE")
 
@@ -57,7 +47,7 @@ def ls_command(
         with faults.of(spec):
             for one in selection.of(spec, timeout_s):
                 with faults.of(spec):
-                    found.append(count(spec, one, timeout_s))
+                    found.append(Contents.of(spec, one, timeout_s))
         listed.append(
             {
                 "name": spec.name,

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import TierError, TierTimeoutError
+from kvtier_sdk.errors import ConfigError, TierError, TierTimeoutError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.opening.tiers import BlockingTier
 from kvtier_sdk.pool import HostPool
@@ -19,10 +19,12 @@ from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.tiering.tier_client import NO_REQUEST, TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
-from kvtier_sdk.types import Entry, OffloadKey, Usage
+from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
+#: Any namespace will do to open a tier of which no chunk is read or written.
+_NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: The most chunks to list, delete or look up at once.
 _PAGE = 1000
 #: The memory for chunks that are examined at once.
@@ -47,7 +49,7 @@ _OF_A_CHUNK = (
 @contextmanager
 def open_for_maintenance(
     spec: TierSpec,
-    namespace: Namespace,
+    namespace: Namespace = _NO_NAMESPACE,
     *,
     timeout_s: float = 60.0,
     pool: HostPool | None = None,
@@ -108,6 +110,12 @@ class MaintainedTier(BlockingTier):
     def spec(self) -> TierSpec:
         return self.client.spec
 
+    def need(self, capability: Capability, doing: str) -> None:
+        """Raise :class:`ConfigError` if the tier lacks a capability."""
+        spec = self.spec
+        if capability not in spec.tier_class.capabilities:
+            raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
+
     def entries(self) -> Iterator[Entry]:
         """Iterate over the chunks of a tier with ``Capability.SCAN``."""
         return self._iterate(TierCaller.entries)
@@ -142,15 +150,11 @@ class MaintainedTier(BlockingTier):
         job = self.client.load(list(keys), list(slots), NO_REQUEST, whole=True, tag=self)
         return self._answer(job, *_OF_A_CHUNK)
 
-    def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], None]:
+    def begin_store(self, keys: Sequence[OffloadKey], slots: Sequence[int]) -> Callable[[], object]:
         """Begin a store; return a function that waits for its end."""
         job = self.client.store(list(keys), list(slots), NO_REQUEST, whole=True)
         self.client.flush()
-
-        def wait() -> None:
-            self._answer(job, Verdict.OK)
-
-        return wait
+        return lambda: self._answer(job, Verdict.OK)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""

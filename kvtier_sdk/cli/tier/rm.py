@@ -14,18 +14,10 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.engine import purge_pools, tell_purge
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
+from kvtier_sdk.cli.tier.contents import Contents
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance, pages
-from kvtier_sdk.cli.tier.selection import (
-    Contents,
-    Faults,
-    ModelOption,
-    NamespaceOption,
-    Selection,
-    TimeoutOption,
-    named,
-    need,
-    read_timeout,
-)
+from kvtier_sdk.cli.tier.options import ModelOption, NamespaceOption, TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import Faults, Selection, named
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
@@ -124,8 +116,8 @@ def _find(
 ) -> _Victims:
     victims = _Victims(spec, Contents(namespace), [], 0)
     with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
-        need(tier, Capability.SCAN, "list its chunks")
-        need(tier, Capability.DELETE, "delete chunks")
+        tier.need(Capability.SCAN, "list its chunks")
+        tier.need(Capability.DELETE, "delete chunks")
         for entry in tier.entries():
             # Keep a chunk of unknown age, because it could have been used recently.
             if before_s is None or (entry.used_s is not None and entry.used_s < before_s):

@@ -1,4 +1,4 @@
-"""Selects namespaces, counts their chunks and bytes, and collects the errors of tiers."""
+"""Selects namespaces, and collects the errors of tiers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
 from kvtier_sdk.cli.targets import Target
-from kvtier_sdk.cli.terminal import read_flag, say
-from kvtier_sdk.cli.tier.maintenance import MaintainedTier, chunk_bytes_of, open_for_maintenance
+from kvtier_sdk.cli.terminal import say
+from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
 from kvtier_sdk.cli.tier_check import ADVICE
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
@@ -20,32 +19,9 @@ from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.place import one_line
-from kvtier_sdk.options.units import format_bytes, parse_seconds
 from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
-NamespaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace",
-        metavar="NAMESPACE",
-        help="Only this namespace: the beginning of its fingerprint, or a JSON file with its facts "
-        "(a manifest.json).",
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="TEXT",
-        help="Only namespaces with this in a model's name, by a manifest that fits its namespace.",
-    ),
-]
-TimeoutOption = Annotated[
-    str, typer.Option("--timeout", metavar="DURATION", help="Time limit of each call of a tier.")
-]
-#: The namespace to open a tier with. Any namespace works, because no chunk is read or written.
-_NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: Show this many digits of a fingerprint, enough to tell namespaces apart.
 SHOWN_DIGITS = 12
 
@@ -97,13 +73,9 @@ class Selection:
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
     """List a tier's namespaces, sorted by model."""
-    with open_for_maintenance(spec, _NO_NAMESPACE, timeout_s=timeout_s) as tier:
+    with open_for_maintenance(spec, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
-
-
-def read_timeout(text: str) -> float:
-    return read_flag("--timeout", parse_seconds, text)
 
 
 def _read_facts(path: Path) -> Namespace:
@@ -124,69 +96,6 @@ def named(namespace: Namespace) -> str:
     model = model_of(namespace)
     digits = namespace.fingerprint[:SHOWN_DIGITS]
     return digits if model == "-" else f"{digits} ({model})"
-
-
-@dataclass(slots=True)
-class Contents:
-    """The size of a namespace, and the oldest and latest use of its chunks in epoch seconds."""
-
-    namespace: Namespace
-    chunks: int = 0
-    used_bytes: int = 0
-    oldest_s: float | None = None
-    last_used_s: float | None = None
-
-    def add(self, object_bytes: int, used_s: float | None) -> None:
-        self.chunks += 1
-        self.used_bytes += object_bytes
-        if used_s is not None:
-            self.oldest_s = used_s if self.oldest_s is None else min(self.oldest_s, used_s)
-            self.last_used_s = used_s if self.last_used_s is None else max(self.last_used_s, used_s)
-
-    @property
-    def plain_bytes(self) -> int | None:
-        """Length of all chunks when they are loaded; ``None`` if the facts do not say it."""
-        chunk_bytes = chunk_bytes_of(self.namespace)
-        return None if chunk_bytes is None else self.chunks * chunk_bytes
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.namespace.fingerprint,
-            "facts": self.namespace.manifest,
-            "manifest_fault": getattr(self.namespace, "fault", "") or None,
-            "chunks": self.chunks,
-            **sizes_as_json(self.used_bytes, self.plain_bytes),
-            "oldest_s": self.oldest_s,
-            "last_used_s": self.last_used_s,
-        }
-
-
-def sizes_as_json(stored_bytes: int, plain_bytes: int | None) -> dict[str, float | None]:
-    ratio = plain_bytes / stored_bytes if plain_bytes and stored_bytes else None
-    return {"bytes": stored_bytes, "plain_bytes": plain_bytes, "ratio": ratio}
-
-
-def sizes_in_words(stored_bytes: int, plain_bytes: int | None) -> str:
-    """Return text such as ``"20 MiB"``, or ``"20 MiB (30 MiB / 1.50)"`` for compressed chunks."""
-    words = format_bytes(stored_bytes)
-    if plain_bytes is None or not 0 < stored_bytes < plain_bytes:
-        return words
-    return f"{words} ({format_bytes(plain_bytes)} / {plain_bytes / stored_bytes:.2f})"
-
-
-def count(spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
-    contents = Contents(namespace)
-    with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
-        need(tier, Capability.SCAN, "list its chunks")
-        for entry in tier.entries():
-            contents.add(entry.object_bytes, entry.used_s)
-    return contents
-
-
-def need(tier: MaintainedTier, capability: Capability, doing: str) -> None:
-    spec = tier.spec
-    if capability not in spec.tier_class.capabilities:
-        raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
 
 class Faults:

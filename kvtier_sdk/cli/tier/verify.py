@@ -14,19 +14,10 @@ import typer
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
+from kvtier_sdk.cli.tier.contents import sizes_as_json, sizes_in_words
 from kvtier_sdk.cli.tier.maintenance import chunk_bytes_of, open_for_maintenance, pages
-from kvtier_sdk.cli.tier.selection import (
-    Faults,
-    ModelOption,
-    NamespaceOption,
-    Selection,
-    TimeoutOption,
-    named,
-    need,
-    read_timeout,
-    sizes_as_json,
-    sizes_in_words,
-)
+from kvtier_sdk.cli.tier.options import ModelOption, NamespaceOption, TimeoutOption, read_timeout
+from kvtier_sdk.cli.tier.selection import Faults, Selection, named
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
@@ -151,9 +142,9 @@ class _Verified:
 def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) -> None:
     namespace = verified.namespace
     with open_for_maintenance(verified.spec, namespace, timeout_s=timeout_s) as tier:
-        need(tier, Capability.SCAN, "list its chunks")
+        tier.need(Capability.SCAN, "list its chunks")
         if repair:
-            need(tier, Capability.DELETE, "delete chunks")
+            tier.need(Capability.DELETE, "delete chunks")
         sizes = {entry.key: entry.object_bytes for entry in tier.entries()}
         keys = list(sizes)
         chunk_bytes = check_readable(verified.spec, namespace) if keys else 1

@@ -88,22 +88,22 @@ class LentBuffers:
         replace: bool = False,
     ) -> None:
         self.key = key
-        self._header_at = _GUARD_BYTES + shift_bytes
-        end = self._header_at + header_bytes
-        self._payload_at = round_up(end + _GUARD_BYTES, mmap.PAGESIZE) + shift_bytes
-        self._header_bytes, self._payload_bytes = header_bytes, payload_bytes
-        size = self._payload_at + payload_bytes + _GUARD_BYTES
+        header_at = _GUARD_BYTES + shift_bytes
+        header_end = header_at + header_bytes
+        payload_at = round_up(header_end + _GUARD_BYTES, mmap.PAGESIZE) + shift_bytes
+        payload_end = payload_at + payload_bytes
+        size = payload_end + _GUARD_BYTES
         part = memory._cut(size)
         self._part = weakref.ref(part)
-        self._memory: memoryview | None = part.data[:size]
-        view = self._memory
+        view = part.data[:size]
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
+        self._guards = [view[:header_at], view[header_end:payload_at], view[payload_end:]]
         self.digests: _BroughtDigests = _BroughtDigests(digest_bytes)
         self._transfer: Transfer | None = Transfer(
             key,
             request,
-            view[self._header_at : end],
-            view[self._payload_at : self._payload_at + payload_bytes],
+            view[header_at:header_end],
+            view[payload_at:payload_end],
             replace=replace,
             unsealed=self.digests.compare,
         )
@@ -116,7 +116,7 @@ class LentBuffers:
 
     def fill(self, content: bytes) -> None:
         header, payload = self.transfer.buffers
-        header[:], payload[:] = content[: self._header_bytes], content[self._header_bytes :]
+        header[:], payload[:] = content[: len(header)], content[len(header) :]
 
     @property
     def content(self) -> bytes:
@@ -126,18 +126,12 @@ class LentBuffers:
     @property
     def is_overrun(self) -> bool:
         """True if any guard byte was overwritten."""
-        memory, payload_end = self._memory, self._payload_at + self._payload_bytes
-        assert memory is not None, "taken back"
-        guards = (
-            memory[: self._header_at],
-            memory[self._header_at + self._header_bytes : self._payload_at],
-            memory[payload_end:],
-        )
-        return any(bytes(guard).strip(_GUARD[:1]) for guard in guards)
+        return any(bytes(guard).strip(_GUARD[:1]) for guard in self._guards)
 
     def take_back(self) -> bool:
         """End the loan; return true if no view of the memory is left."""
-        self._transfer = self._memory = None
+        self._transfer = None
+        self._guards.clear()
         if self._part() is not None:
             # Collect first, because an unused view can survive in a reference cycle.
             gc.collect()

@@ -170,13 +170,10 @@ async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
         neighbour = await probe.put_one()
         key = await probe.put_one()
         await subject.call(Hook.LOSE_PART, key)
-        found = await probe.get(key)
-        if isinstance(found, bytes):
-            # The chunk may be whole, because the tier can have another copy of the lost part.
-            probe.check_content(key, found, [0])
-        elif not is_miss(found):
-            raise Breach(f"loading a chunk of which a part is lost gave {describe(found)}")
-        elif await probe.lookup([key]) != [False]:
+        what = "a chunk of which a part is lost"
+        # The chunk may be whole, because the tier can have another copy of the lost part.
+        is_whole = await probe.expect(key, 0, may_miss=True, what=what)
+        if not is_whole and await probe.lookup([key]) != [False]:
             raise Breach("lookup returned True for a chunk of which a part is lost")
         await probe.expect(neighbour, 0)
         await _store_again(probe, key, "storing a chunk that has lost a part", replace=True)
@@ -196,25 +193,16 @@ async def check_buffers_at_any_address(subject: TierSubject) -> None:
                 continue
             if verdict is not None:
                 raise Breach(f"storing from {where} gave {describe(verdict)}")
-            lent = probe.empty(key, shift_bytes=shift_bytes)
-            (verdict,) = await probe.load([lent])
-            if verdict is not None:
-                raise Breach(f"loading to {where} gave {describe(verdict)}")
-            probe.check_content(key, lent.content, [0])
+            await probe.expect(key, 0, what=f"to {where}", shift_bytes=shift_bytes)
 
 
 @check(says="length of a chunk, before rounding up to the tier's alignment.")
 async def check_chunks_of_any_length(subject: TierSubject) -> None:
     """A chunk may have any length, rounded up to the declared alignment and to nothing else."""
     for chunk_bytes in _ODD_LENGTHS:
-        # Chunks of another length belong to another namespace.
-        namespace = subject.namespace.for_chunks(chunk_bytes)
-        async with subject.opened(chunk_bytes=chunk_bytes, namespace=namespace) as probe:
+        async with subject.opened(chunk_bytes=chunk_bytes) as probe:
             for key in await probe.put(subject.new_keys(1)):
-                found = await probe.get(key)
-                if isinstance(found, TierError):
-                    raise Breach(f"loading a chunk of {chunk_bytes} bytes gave {describe(found)}")
-                probe.check_content(key, found, [0])
+                await probe.expect(key, 0, what=f"a chunk of {chunk_bytes} bytes")
 
 
 async def _store_again(probe: Probe, key: OffloadKey, what: str, *, replace: bool = False) -> None:

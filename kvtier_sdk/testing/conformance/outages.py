@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
@@ -52,7 +51,7 @@ async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
 )
 async def check_an_outage_in_mid_transfer_damages_nothing(subject: TierSubject) -> None:
     """A transfer that an outage interrupts returns no wrong bytes, then or later."""
-    async with _opened_for_large_chunks(subject) as probe:
+    async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
         for mover in await _moved_through_an_outage(probe):
             if mover.breach is not None:
                 raise mover.breach
@@ -61,7 +60,7 @@ async def check_an_outage_in_mid_transfer_damages_nothing(subject: TierSubject) 
 @check(Hook.BREAK_CONNECTION, Hook.RESTORE_CONNECTION, says=_RETRYABLE)
 async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
     """After an outage the tier works again, without being reopened."""
-    async with _opened_for_large_chunks(subject) as probe:
+    async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
         await _moved_through_an_outage(probe)
         await _check_recovery(probe, "outage")
 
@@ -172,12 +171,6 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
             task.cancel()
         await subject.call(Hook.UNFREEZE)
     return answers
-
-
-def _opened_for_large_chunks(subject: TierSubject) -> AbstractAsyncContextManager[Probe]:
-    """Open the tier with chunks so large that an outage interrupts their transfer."""
-    namespace = subject.namespace.for_chunks(_CHUNK_BYTES)
-    return subject.opened(chunk_bytes=_CHUNK_BYTES, namespace=namespace)
 
 
 async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:

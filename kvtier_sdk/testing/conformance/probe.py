@@ -7,16 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtier_sdk.aio.clock import wait_out
@@ -198,30 +189,39 @@ class Probe:
             return key
         raise NoRoom
 
-    async def get(self, key: OffloadKey) -> bytes | TierError:
-        """Load the chunk ``key``, and return its content or the error."""
-        lent = self.empty(key)
+    async def get(self, key: OffloadKey, **lent_as: Any) -> bytes | TierError:
+        """Load ``key``, and return its content or the error; ``lent_as`` is as in :meth:`full`."""
+        lent = self.empty(key, **lent_as)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
 
-    async def expect(self, key: OffloadKey, *versions: int, may_miss: bool = False) -> None:
-        """Load the chunk ``key``, and require one of the ``versions``.
+    async def expect(
+        self,
+        key: OffloadKey,
+        *versions: int,
+        may_miss: bool = False,
+        what: str = "a stored chunk",
+        **lent_as: Any,
+    ) -> bool:
+        """Load the chunk ``key``, require one of the ``versions``, and return true.
 
-        If ``may_miss`` is true, the tier may also report the chunk absent or damaged.
+        If ``may_miss`` is true, the tier may also report the chunk absent or damaged; the result is
+        false then. A breach names the chunk by ``what``. ``lent_as`` is as in :meth:`full`.
         """
-        found = await self.get(key)
+        found = await self.get(key, **lent_as)
         if isinstance(found, TierError):
             if may_miss and is_miss(found):
-                return
-            raise Breach(f"loading a stored chunk gave {describe(found)}")
+                return False
+            raise Breach(f"loading {what} gave {describe(found)}")
         self.check_content(key, found, versions)
+        return True
 
     def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
         """Require that the bytes ``found`` are one of the ``versions`` of the chunk ``key``."""
         self.check_found(found, [self.content(key, version) for version in versions])
 
     @staticmethod
-    def check_found(found: bytes, allowed: Collection[bytes]) -> None:
+    def check_found(found: bytes, allowed: Sequence[bytes]) -> None:
         """Require that the bytes ``found`` are one of the ``allowed`` objects."""
         if found not in allowed:
             raise Breach(f"a load succeeded, but {_mismatch(found, allowed)}")
@@ -284,11 +284,10 @@ class Probe:
                 await self.subject.clock.sleep(pause_s)
         return [verdicts[index] for index in range(len(batch))]
 
-    def _pauses_s(self) -> Iterator[float | None]:
-        """Yield the seconds to wait after each attempt, as in the SDK; ``None`` after the last."""
+    def _pauses_s(self) -> list[float | None]:
+        """Return the seconds to wait after each attempt, as in the SDK; ``None`` for the last."""
         options = self.subject.spec.runner
-        yield from (options.retry_delay_s * 2**attempt for attempt in range(options.retries))
-        yield None
+        return [*(options.retry_delay_s * 2**attempt for attempt in range(options.retries)), None]
 
     async def _ask(self, keys: Sequence[OffloadKey]) -> Any:
         for pause_s in self._pauses_s():

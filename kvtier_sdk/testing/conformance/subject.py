@@ -127,8 +127,11 @@ class TierSubject:
         """Make the context of a tier, by default with the subject's own values.
 
         ``report_removed`` receives the keys that the tier reports as removed. ``spec``,
-        ``namespace``, ``chunk_bytes`` and ``maintenance`` are as in :class:`TierContext`.
+        ``namespace``, ``chunk_bytes`` and ``maintenance`` are as in :class:`TierContext`. Chunks of
+        another length are in another namespace, unless one is given.
         """
+        if chunk_bytes is not None:
+            namespace = namespace or self.namespace.for_chunks(chunk_bytes)
         spec = spec or self.spec
         alignment = spec.tier_class.alignment
         chunk_bytes = chunk_bytes or self.chunk_bytes

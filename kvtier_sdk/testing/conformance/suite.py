@@ -166,24 +166,14 @@ def _test_of(check: Check) -> Callable[[TierConformance, TierSubject], None]:
 def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> None:
     """After any sequence of calls, a load returns what was stored under its key, or misses."""
     __tracebackhide__ = True
-    try:
-        _run_machine(subject, self.sequences, self.shrink_s)
-    except FlakyFailure as flaky:
-        # The breach did not occur again when Hypothesis repeated the sequence of calls.
-        failures, _ = flaky.split(ConformanceError)
-        raise flaky if failures is None else failures.exceptions[0] from flaky
-
-
-def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
-    __tracebackhide__ = True
     # Hypothesis searches for a shorter sequence for up to five minutes, and has no setting for this
     # limit. A tier that hangs would use it up, because each sequence would last until a timeout.
-    before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
+    before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, self.shrink_s
     try:
         run_state_machine_as_test(
             tier_state_machine(lambda: subject),
             settings=settings(
-                max_examples=sequences,
+                max_examples=self.sequences,
                 stateful_step_count=20,
                 # Raise one failure rather than an exception group.
                 report_multiple_bugs=False,
@@ -192,6 +182,10 @@ def _run_machine(subject: TierSubject, sequences: int, shrink_s: int) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
+    except FlakyFailure as flaky:
+        # The breach did not occur again when Hypothesis repeated the sequence of calls.
+        failures, _ = flaky.split(ConformanceError)
+        raise flaky if failures is None else failures.exceptions[0] from flaky
     finally:
         engine.MAX_SHRINKING_SECONDS = before
 

@@ -124,6 +124,13 @@ print("passed")
     assert run_without(["pytest", "hypothesis"], code) == "passed\n"
 
 
+def test_chunks_of_another_length_are_in_another_namespace() -> None:
+    subject = testing.TierSubject("memory:")
+    assert subject.context(chunk_bytes=64).namespace == subject.namespace.for_chunks(64)
+    given = subject.context(chunk_bytes=64, namespace=subject.namespace)
+    assert given.namespace == subject.context().namespace == subject.namespace
+
+
 PAGE = (Path(__file__).parents[3] / "docs" / "conformance.md").read_text()
 
 
