@@ -25,8 +25,8 @@ def test_a_flow_is_that_of_a_replay(policy: str, tier_chunks: int) -> None:
     options = {"slots": 200, "chunk_bytes": CHUNK_BYTES, "policy": policy, "tiers": [tier]}
     host, memory = replay(played, TieringConfig.from_dict(options)).tiers
     flow = PolicyTraffic(Traffic(played), policy).flow(200, tier_chunks, Window())
-    # They differ a little, because a tier stores and evicts the start of a prefix first. In a replay
-    # requests are under way together, which a policy that learns from time notices.
+    # They differ a little, because a tier stores and evicts the start of a prefix first. In a
+    # replay, requests are under way together, which a policy that learns from time notices.
     near = {"lru": 0.002, "returns": 0.004}[policy] * flow.asked
     assert flow.asked == sum(len(request.keys) for request in played)
     assert flow.pool_hits == pytest.approx(host.hit_chunks, abs=near)
