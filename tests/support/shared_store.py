@@ -140,7 +140,7 @@ class Engine:
             self.client.close()
         else:
             # A crash loses the notes since the last scan, and only they make a chunk unknown.
-            self.run(2 * INTERVAL_S if at_rest else 0.0)
+            self.scan_twice() if at_rest else self.run(0.0)
             end_event_loop(self.runner._event_loop, self._clock)
         self.publisher.close()
         self.notes.clear()
@@ -148,8 +148,8 @@ class Engine:
         self._start()
 
     def lose_tier(self) -> None:
-        """End the tier's process alone."""
-        self.run(2 * INTERVAL_S)
+        """End the tier's process alone, once its notes are kept."""
+        self.scan_twice()
         end_event_loop(self.runner._event_loop, self._clock)
         self._clock.advance(1.0)
         self._open()
