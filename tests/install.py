@@ -39,23 +39,23 @@ for place in /lib /lib64 "$prefix"; do
     mount --rbind "$place" "$root$place"
     mount -o remount,bind,ro "$root$place"
 done
-mkdir "$root/work" "$root/dev" "$root/proc" "$root/tmp"
-mount --bind "$work" "$root/work"
+mkdir "$root/trial" "$root/dev" "$root/proc" "$root/tmp"
+mount --bind "$work" "$root/trial"
 mount --rbind /dev "$root/dev"
 mount -t proc proc "$root/proc"
-cd "$root/work"
-exec env -i HOME=/work/home PATH=/work/env/bin LANG=C.UTF-8 "$(command -v chroot)" "$root" "$@"
+cd "$root/trial"
+exec env -i HOME=/trial/home PATH=/trial/env/bin LANG=C.UTF-8 "$(command -v chroot)" "$root" "$@"
 """
 
 _INSIDE = f"""
 import os, shutil, socket, subprocess, sys, venv
 
-os.chdir("/work")
+os.chdir("/trial")
 assert [name for _, name in socket.if_nameindex()] == ["lo"], "there is a network"
 assert not any(map(os.path.exists, ("/bin", "/usr", "/etc"))), "the root holds more than Python"
 venv.create("env", with_pip=True)
 assert sorted(path for path in map(shutil.which, ("pip", "sh", "cc")) if path) == [
-    "/work/env/bin/pip"
+    "/trial/env/bin/pip"
 ]
 for command in (
     ["pip", "install", "--quiet", "--no-index", "--find-links", "wheelhouse", *{_WANTED}],

@@ -115,7 +115,7 @@ def bench_command(
 
 @dataclass(slots=True)
 class Figures:
-    """What was measured of one tier in one case; ``batch`` chunks are a job."""
+    """The measurements of one tier in one case; ``batch`` chunks are a job."""
 
     tier: str
     backend: str

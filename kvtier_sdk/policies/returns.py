@@ -376,7 +376,7 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """What one request was the last to use."""
+    """The chunks that one request was the last to use."""
 
     def __init__(self) -> None:
         self.end: _Group | None = None  # with the end of the prefix

@@ -1,4 +1,4 @@
-"""What pools and tiers cost: prices from a TOML file, devices as ``kvtier bench`` measured them."""
+"""Costs of pools and tiers: prices from a TOML file, devices as ``kvtier bench`` measured them."""
 
 from __future__ import annotations
 

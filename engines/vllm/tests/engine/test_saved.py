@@ -1,4 +1,4 @@
-"""What hits saved, as ``vllm serve``, its log and ``kvtier`` tell it, also after a restart."""
+"""``vllm serve``, its log and ``kvtier`` tell the savings of hits, also after a restart."""
 
 import json
 import os
