@@ -1,7 +1,6 @@
 """Hints that clients of ``vllm serve`` send over HTTP, and operators over the admin socket."""
 
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -16,14 +15,11 @@ from typing import Any
 import pytest
 from support.redis_server import free_port
 from vllm_server import (
-    OPTIONS,
-    VARIABLES,
     complete,
     make_model,
     make_words,
     metric,
-    name_vllm,
-    serving,
+    serving_model,
     wait_for,
     wait_until,
 )
@@ -122,7 +118,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     model, port = folder / "model", free_port()
     make_model(model)
-    name_vllm(folder / "site")
     server = Server(folder, model, port)
     offloading = {
         "spec_name": "KVTierOffloadingSpec",
@@ -141,15 +136,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             }
         )
     )
-    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-    command = (
-        f"{sys.executable} -m vllm.entrypoints.cli.main serve {model} {OPTIONS} --port {port} "
-        f'--kv-transfer-config "$(cat {config})" --enable-prompt-tokens-details '
-        # The device holds little more than one prompt.
-        f"--max-model-len 1536 --num-gpu-blocks-override 14"
-    )
-    variables = {**os.environ, **VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep)}
-    with serving(command, variables, folder, port):
+    # The device holds little more than one prompt.
+    options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"
+    with serving_model(folder, port, config, options):
         yield server
 
 

@@ -1,7 +1,6 @@
 """The commands on the page for operators answer beside a real ``vllm serve``."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,15 +10,12 @@ from pathlib import Path
 import pytest
 from support.redis_server import free_port
 from vllm_server import (
-    OPTIONS,
-    VARIABLES,
     complete,
     make_model,
     make_words,
     metric,
-    name_vllm,
     post,
-    serving,
+    serving_model,
     wait_until,
 )
 
@@ -62,7 +58,6 @@ def words(tmp_path: Path) -> Iterator[dict[str, str]]:
     model, socket, root = (tmp_path / name for name in ("model", "engine.sock", "kv"))
     port = free_port()
     make_model(model)
-    name_vllm(tmp_path / "site")
 
     def configuration(**options: object) -> str:
         extra = {"spec_name": "KVTierOffloadingSpec", "spec_module_path": "kvtier_vllm"}
@@ -75,13 +70,7 @@ def words(tmp_path: Path) -> Iterator[dict[str, str]]:
     config.write_text(configuration(secondary_tiers=[f"file://{root}?capacity=1GiB"], **services))
     acme = {"type": "file", "name": "acme", "root": str(tmp_path / "copied")}
     tenants.write_text(configuration(secondary_tiers=[acme]))
-    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
-    command = (
-        f"{sys.executable} -m vllm.entrypoints.cli.main serve {model} {OPTIONS} --port {port} "
-        f'--kv-transfer-config "$(cat {config})" --max-model-len 1536'
-    )
-    variables = {**os.environ, **VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep)}
-    with serving(command, variables, tmp_path, port):
+    with serving_model(tmp_path, port, config, "--max-model-len 1536"):
         for seed in range(2):
             prompt = make_words(seed, CHUNKS * BLOCK_TOKENS + 5)
             hints = {"kvtier": {"session": "system-prompt"}}

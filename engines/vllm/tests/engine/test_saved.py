@@ -1,7 +1,6 @@
 """``vllm serve``, its log and ``kvtier`` tell the savings of hits, also after a restart."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 from support.redis_server import free_port
 from vllm_server import (
-    OPTIONS,
-    VARIABLES,
     complete,
     make_model,
     make_words,
     metric,
-    name_vllm,
-    serving,
+    serving_model,
     wait_for,
     wait_until,
 )
@@ -35,7 +31,6 @@ class Server:
         self.folder, self.port = folder, free_port()
         self.model, self.socket = str(folder / "model"), folder / "kvtier.sock"
         make_model(Path(self.model))
-        name_vllm(folder / "site")
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -49,15 +44,9 @@ class Server:
         config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
         config["kv_connector_extra_config"] = offloading
         (self.folder / "kv.json").write_text(json.dumps(config))
-        path = os.pathsep.join([str(self.folder / "site"), os.environ.get("PYTHONPATH", "")])
-        command = (
-            f"{sys.executable} -m vllm.entrypoints.cli.main serve {self.model} {OPTIONS} "
-            f'--port {self.port} --kv-transfer-config "$(cat kv.json)" '
-            f"--max-model-len 1536 --num-gpu-blocks-override 14"
-        )
-        variables = {**os.environ, **VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep)}
-        variables["VLLM_LOG_STATS_INTERVAL"] = "1"
-        with serving(command, variables, self.folder, self.port):
+        options = "--max-model-len 1536 --num-gpu-blocks-override 14"
+        place = self.folder, self.port, self.folder / "kv.json"
+        with serving_model(*place, options, VLLM_LOG_STATS_INTERVAL="1"):
             yield
 
     def ask_all(self) -> None:

@@ -1,7 +1,6 @@
 """Two ``vllm serve`` keep the chunks of two tenants, and forget one of them."""
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -16,15 +15,13 @@ from typing import Any
 import pytest
 from support.redis_server import free_port
 from vllm_server import (
-    OPTIONS,
-    VARIABLES,
     complete,
     make_model,
     make_words,
     metric,
     name_vllm,
     post,
-    serving,
+    serving_model,
     wait_until,
 )
 
@@ -102,18 +99,9 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     }.items():
         text = text.replace(there, str(here))
     fleet.config.write_text(text)
-    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, **VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep)}
-    variables["VLLM_SERVER_DEV_MODE"] = "1"
+    options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"
     servers = [
-        serving(
-            f"{sys.executable} -m vllm.entrypoints.cli.main serve {tmp_path / 'model'} "
-            f'{OPTIONS} --port {port} --kv-transfer-config "$(cat {fleet.config})" '
-            "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14",
-            variables,
-            tmp_path,
-            port,
-        )
+        serving_model(tmp_path, port, fleet.config, options, VLLM_SERVER_DEV_MODE="1")
         for port in fleet.ports
     ]
     with ExitStack() as stack, ThreadPoolExecutor() as threads:

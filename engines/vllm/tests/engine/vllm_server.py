@@ -1,9 +1,11 @@
 """``vllm serve`` on a CPU, with a small model whose prompts are words."""
 
 import json
+import os
 import random
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -88,6 +90,23 @@ def serving(
     finally:
         engine.send_signal(signal.SIGINT)
         engine.wait(60)
+
+
+@contextmanager
+def serving_model(
+    folder: Path, port: int, config: Path, options: str, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve the model in ``folder``, with the transfer configuration in a file."""
+    if not (folder / "site").exists():
+        name_vllm(folder / "site")
+    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    command = (
+        f"{sys.executable} -m vllm.entrypoints.cli.main serve {folder / 'model'} {OPTIONS} "
+        f'--port {port} --kv-transfer-config "$(cat {config})" {options}'
+    )
+    variables = {**VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep), **variables}
+    with serving(command, {**os.environ, **variables}, folder, port) as engine:
+        yield engine
 
 
 def post(port: int, path: str, body: object) -> bytes:
