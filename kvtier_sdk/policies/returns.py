@@ -37,7 +37,7 @@ _TRUST = 15
 # Groups move to the next bucket late by at most this fraction of the bucket's width.
 _LATE = 1 / 8
 # Rates are computed anew after this fraction of new events.
-_NEWS = 1 / 16
+_NEWS = 1 / 8
 # After each 64 turns, everything seen so far counts a hundredth less.
 _TURNS = 64
 _MEMORY = 0.99
