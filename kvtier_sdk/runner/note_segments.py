@@ -40,7 +40,8 @@ class NoteSegments:
 
     A segment is stored, sealed and found like a chunk. A part-filled one is replaced by a new one
     with more notes, under another name, because other engines read a segment once or twice only.
-    A segment is kept while the store has one of its chunks.
+    A segment is kept while it is the newest with the note of some chunk in the store. Names begin
+    with the time, so all engines keep the same one.
     """
 
     _call: TierCaller
@@ -106,7 +107,9 @@ class NoteSegments:
             self._has_news = is_full
             if not notes:
                 return
-            segment = make_offload_key(self._rng.randbytes(32), SEGMENT_GROUP)
+            written_us = int(self._clock.wall_s() * 1e6)
+            name = written_us.to_bytes(8, "big") + self._rng.randbytes(24)
+            segment = make_offload_key(name, SEGMENT_GROUP)
             try:
                 await self._store(segment, notes)
             except BaseException:
@@ -119,12 +122,17 @@ class NoteSegments:
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
-        """Delete the segments without a ``known`` chunk, and keep the others from being evicted."""
+        """Delete segments that newer ones make useless, and keep the others from being evicted."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
-        for segment, keys in self._chunks.items():
-            is_kept = keys is None or segment in self._again or any(key in known for key in keys)
+        covered: set[OffloadKey] = set()
+        for segment in sorted(self._chunks, reverse=True):
+            keys = self._chunks[segment]
+            needed = [key for key in keys or () if key in known and key not in covered]
+            covered.update(needed)
+            is_kept = keys is None or segment in self._again or bool(needed)
             (kept if is_kept else useless).append(segment)
+            await self._clock.sleep(0)
         await self._delete(useless)
         if kept and Capability.TOUCH in self._call.tier.capabilities:
             most = self._call.tier.max_batch_keys or len(kept)

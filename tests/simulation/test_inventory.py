@@ -76,6 +76,7 @@ def test_what_is_announced_is_there() -> None:
                 for engine in 2 * engines:
                     engine.scan_twice()
                 there = really()
+                assert len(stored_keys(segments=True)) <= len(stored_keys())
                 for engine in engines:
                     told = told_by(engine)
                     assert (told - there, there - told) == (set(), set()), dict(done)

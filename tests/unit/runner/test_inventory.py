@@ -94,6 +94,21 @@ def test_segments_go_with_their_chunks() -> None:
         assert not stored_keys(segments=True)
 
 
+def test_segments_of_chunks_that_are_lost_and_stored_again_do_not_add_up() -> None:
+    with engines_on_one_store(2) as engines:
+        for _ in range(4):
+            for engine in engines:
+                lose(KEYS[1:])
+                store(engine, *KEYS)
+                for each in engines:
+                    each.scan_twice()
+                engine.restart(in_time=True)
+                engine.scan_twice()
+        # One has the note of the first chunk, one those of the last store.
+        assert len(stored_keys(segments=True)) <= 2
+        assert known(engines[0]) == known(engines[1]) == set(KEYS)
+
+
 def test_a_purge_takes_the_notes_too() -> None:
     with engines_on_one_store(1) as (engine,):
         store(engine, *KEYS)
