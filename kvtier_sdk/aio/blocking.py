@@ -114,6 +114,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     """
     loop = asyncio.get_running_loop()
     returned: asyncio.Future[None] = loop.create_future()
+    has_returned = False
     # Store the outcome in a list. An exception stored in the asyncio future would form a reference
     # cycle with its traceback, and the traceback's frames would keep the buffers alive.
     outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
@@ -128,15 +129,23 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     def report() -> None:
         # The loop may have been closed while the call hung.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(returned.set_result, None)
+            loop.call_soon_threadsafe(end)
+
+    def end() -> None:
+        nonlocal has_returned
+        has_returned = True
+        if not returned.done():  # a cancelled future is done
+            returned.set_result(None)
 
     threads = _threads_of(loop)
     threads.submit(call)
     try:
-        await asyncio.shield(returned)
+        await returned
     except asyncio.CancelledError:
         if not threads.withdraw(call):
-            await wait_out([returned])
+            if not has_returned:
+                returned = loop.create_future()
+                await wait_out([returned])
             outcome.clear()  # the caller gets the cancellation instead
         raise
     result, error = outcome.pop()

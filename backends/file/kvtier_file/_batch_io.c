@@ -352,7 +352,8 @@ static void work_in_threads(struct work *work)
     bool is_direct = work->call->flags & O_DIRECT;
     Py_ssize_t wanted = bytes / (is_direct ? DIRECT_BYTES_PER_THREAD : CACHED_BYTES_PER_THREAD);
     wanted = least(wanted, least(work->count, MOST_THREADS));
-    if (!is_direct)
+    /* sysconf reads a file of /sys, so ask only if the answer may matter. */
+    if (wanted > 1 && !is_direct)
         wanted = least(wanted, sysconf(_SC_NPROCESSORS_ONLN));
     if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
         (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);

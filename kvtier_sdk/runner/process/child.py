@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -122,6 +123,8 @@ class Child:
                 self._ending = True
                 await self._refuse(error)
         else:
+            # Collections need not visit what was imported and built for the tier.
+            gc.freeze()
             self._event_loop.add_reader(self._data, self._take_jobs, self._tier_loop)
             self._send(plain_message(Kind.OPENED, is_open))
 

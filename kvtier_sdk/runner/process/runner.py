@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,6 +53,7 @@ _MAX_PAUSE_S = 30.0
 _START_S = 30.0
 #: Time limit for the end of a process whose start failed or was cancelled.
 _CANCEL_S = 5.0
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
 
@@ -89,7 +91,10 @@ class ProcessRunner(LoopRunner):
         # Reports that :meth:`close` has polled, for the next poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
-        self._watched = False
+        # Becomes readable when reports arrive, once until it is armed again. The engine's thread
+        # arms it in a poll, without waking the supervisor thread.
+        self._arrival = select.epoll()
+        self._is_armed = False
         self._namespace = namespace
         self._pool = pool
         # The process that accepts jobs, or ``None``. Only the supervisor thread changes this
@@ -141,10 +146,11 @@ class ProcessRunner(LoopRunner):
                     self._data = None
                 reports.append(change)
                 if data is not None and isinstance(change, ProcessStarted):
-                    self._data = data
+                    self._connect(data)
                     reports += self._take(data)
-        if self._notify is not None and not self._watched:
-            self._watch()
+            if not self._is_armed and self._data is not None and not self._data.at_end:
+                self._is_armed = True
+                self._arrival.modify(self._data, _ONCE)
         return reports
 
     def peek(self) -> Sequence[Report]:
@@ -178,9 +184,12 @@ class ProcessRunner(LoopRunner):
     # --- on the engine's thread, or a thread that peeks -----------------------------------------
 
     def _await_opening(self) -> bool:
-        is_open = self._wait_opened()
-        self._watch()
-        return bool(is_open)
+        return bool(self._wait_opened())
+
+    def _connect(self, data: Channel) -> None:
+        self._data = data
+        self._is_armed = True
+        self._arrival.register(data, _ONCE)
 
     def _take(self, data: Channel) -> Sequence[Report]:
         self._read(data)
@@ -204,16 +213,12 @@ class ProcessRunner(LoopRunner):
         error = f"{self._spec.name} {job.operation.value}: {reason}"
         return uniform_result(job, verdict, error=error)
 
-    def _watch(self) -> None:
-        """Let the supervisor thread notify the engine of new reports."""
-        if self._notify is not None and self._data is not None and not self._data.at_end:
-            self._watched = True
-            self._call_soon(self._add_reader, self._data)
-
     # --- on the supervisor's thread -------------------------------------------------------------
 
     async def _open(self) -> bool:
         options = self._spec.runner
+        if self._notify is not None:
+            asyncio.get_running_loop().add_reader(self._arrival, self._readable)
         starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
         try:
@@ -231,7 +236,7 @@ class ProcessRunner(LoopRunner):
         else:
             try:
                 self._child = starting.result()
-                self._data = self._child.data
+                self._connect(self._child.data)
             except TierError as error:
                 if options.required or not may_pass(error):
                     raise
@@ -341,7 +346,6 @@ class ProcessRunner(LoopRunner):
         self._report(OpeningEnded(str(error)), None)
 
     def _report_death(self, child: ChildProcess, reason: str) -> None:
-        self._remove_reader(child.data)
         stopped = RunnerStopped(Verdict.UNAVAILABLE, io_ended=True, reason=reason)
         if self._closing:
             stopped = RunnerStopped(Verdict.CANCELLED, io_ended=True)
@@ -356,28 +360,12 @@ class ProcessRunner(LoopRunner):
             self._child.suspect()
 
     def _lost(self, data: Channel, error: MessageError | None) -> None:
-        if (child := self._living(data)) is not None:
+        child = self._child
+        if child is not None and child.data is data:
             child.lost(error)
 
-    def _living(self, data: Channel) -> ChildProcess | None:
-        """Return the current process if the channel belongs to it."""
-        child = self._child
-        return child if child is not None and child.data is data else None
-
-    def _add_reader(self, data: Channel) -> None:
-        if self._living(data) is None:
-            self._watched = False
-            return
-        asyncio.get_running_loop().add_reader(data, self._readable)
-
-    def _remove_reader(self, data: Channel) -> None:
-        if self._event_loop is not None:
-            self._event_loop.remove_reader(data)
-        self._watched = False
-
     def _readable(self) -> None:
-        """Notify the engine, and stop watching the socket until the engine's next poll."""
-        child = self._child
-        if child is not None:
-            self._remove_reader(child.data)
+        """Notify the engine; reports that arrive before its next poll notify it no more."""
+        if self._arrival.poll(0):
+            self._is_armed = False
         self._notify_engine()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -128,6 +128,32 @@ async def occupied(released: threading.Event) -> AsyncIterator[None]:
     yield
     released.set()
     await asyncio.gather(*tasks)
+
+
+async def test_a_call_may_return_just_before_its_cancellation_arrives(
+    released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    started, reported = threading.Event(), threading.Event()
+    call_soon = loop.call_soon_threadsafe
+
+    def call_soon_and_note(callback: Callable[[], object]) -> None:
+        call_soon(callback)
+        reported.set()
+
+    def work() -> None:
+        started.set()
+        released.wait(PATIENCE_S)
+
+    task = asyncio.create_task(run_blocking(work))
+    await until(started)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", call_soon_and_note)
+    # The loop cancels the task, then learns that the call has returned, then resumes the task.
+    loop.call_soon(task.cancel)
+    released.set()
+    assert reported.wait(PATIENCE_S)
+    await asyncio.wait([task], timeout=PATIENCE_S)
+    assert task.cancelled()
 
 
 @pytest.mark.usefixtures("occupied")
