@@ -35,15 +35,6 @@ CLUMSY = """
         raise LookupError("no //ada:hunter2@host")
 """
 
-TALKATIVE = """
-    async def open(self):
-        try:
-            raise LookupError("no //ada:hunter2@host")
-        except LookupError:
-            self.context.logger.exception("mind //ada:%s@host", "hunter2")
-        self.context.logger.warning("%s of %s", "//ada:hunter2@host")
-"""
-
 #: The smallest tier that the SDK can load.
 TIER = """
 from kvtier_sdk import ChunkTierManager
@@ -109,9 +100,8 @@ def faulty_site(install_package: Install) -> Path:
             "stranger": "class Tier: contract_version = 1",
             "newer": TIER.format(version=2),
             "clumsy": TIER.format(version=1) + CLUMSY,
-            "talkative": TIER.format(version=1) + TALKATIVE,
         },
-        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy", "talkative")},
+        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy")},
     )
 
 

@@ -84,12 +84,6 @@ def test_a_check_that_fails_is_told_and_the_next_one_runs(bundle: Path, tmp_path
     assert "3 failed: registration, seam, streams\n" in ran.stdout
 
 
-def test_a_check_that_no_time_is_left_for_has_failed(bundle: Path, tmp_path: Path) -> None:
-    ran = start(bundle / "run.py", "--limit-s", "0", "--only", "machine", cwd=tmp_path)
-    assert ran.returncode == 1
-    assert results(tmp_path)["machine"]["fault"] == "was ended after 0 s"
-
-
 def test_a_bundle_that_is_too_large_is_refused(tmp_path: Path) -> None:
     program = f"import sys; sys.path[0] = {str(BUILDER.parent)!r}; import gpu_bundle as g; "
     program += "g.MAX_BYTES = 1000; g.main()"

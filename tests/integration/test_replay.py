@@ -31,22 +31,6 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "trace.jsonl")[0]
 
 
-def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_second_process_everything(
-    tmp_path: Path, trace: Path
-) -> None:
-    arguments = ("--trace", str(trace), "--slots", "40", "--tier", f"file://{tmp_path}/kv")
-    first = replay(*arguments)
-    assert first["hit_rate"] == unlimited_hit_rate(read_trace(trace))
-    second = replay(*arguments)
-    assert second["hit_rate"] == 1.0
-    for report in (first, second):
-        assert (report["wrong_bytes"], report["dropped"], report["failures"]) == (0, 0, {})
-    host, file = second["tiers"]
-    assert host["hit_blocks"] + file["hit_blocks"] == second["blocks"]
-    assert file["hit_blocks"] > 0
-    assert file["bytes_stored"] == 0
-
-
 @pytest.mark.parametrize("slots", ["3", "2000"])
 def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
     report = replay("--requests", "40", "--seed", "3", "--slots", slots, "--tier", "memory:")
@@ -232,20 +216,3 @@ def test_a_file_says_what_flags_would(tmp_path: Path) -> None:
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)
     assert memory["name"] == "m"
-
-
-def test_vllms_json_is_read_too(tmp_path: Path) -> None:
-    extra = {
-        "spec_name": "KVTierOffloadingSpec",
-        "spec_module_path": "kvtier_vllm",
-        "cpu_bytes_to_use": "320KiB",
-        "secondary_tiers": [f"file://{tmp_path}/kv"],
-    }
-    transfer = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    config = tmp_path / "vllm.json"
-    config.write_text(json.dumps({**transfer, "kv_connector_extra_config": extra}))
-    chats = ("--requests", "40")
-    report = replay(*chats, "--config", str(config))
-    by_flags = replay(*chats, "--slots", "40", "--tier", f"file://{tmp_path}/other")
-    assert report["tiers"][0]["hit_blocks"] == by_flags["tiers"][0]["hit_blocks"]
-    assert files(tmp_path / "kv")
