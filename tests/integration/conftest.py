@@ -11,23 +11,6 @@ from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-#: A tier with an option of its own.
-MINE = """
-from kvtier_sdk import ChunkTierManager, TierConfig
-
-
-class MineConfig(TierConfig):
-    path: str = "/dev/null"
-
-
-class MineTier(ChunkTierManager):
-    config_model = MineConfig
-    contract_version = 1
-    async def contains_chunk(self, key): return False
-    async def store_chunk(self, transfer): pass
-    async def load_chunk(self, transfer): pass
-"""
-
 #: The ``open`` method of a tier that logs a password, and raises an error that quotes it.
 CLUMSY = """
     async def open(self):
@@ -82,12 +65,6 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
         return site
 
     return install
-
-
-@pytest.fixture(scope="session")
-def third_party_site(install_package: Install) -> Path:
-    """A directory for PYTHONPATH with ``kvtier-mine`` 1.2.3, whose backend is ``mine``."""
-    return install_package("kvtier-mine", "1.2.3", {"tier": MINE}, {"mine": "tier:MineTier"})
 
 
 @pytest.fixture(scope="session")

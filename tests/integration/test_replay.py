@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.command import kvtier
+from support.played import check_two_replays, write_trace
 from support.played import report_of as replay
-from support.played import write_trace
 from support.unlimited import unlimited_hit_rate
 
 from kvtier_sdk import TieringConfig, load_policy
@@ -29,6 +29,12 @@ def files(root: Path) -> list[Path]:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "trace.jsonl")[0]
+
+
+def test_a_trace_hits_what_an_unlimited_cache_hits_and_a_second_process_everything(
+    tmp_path: Path,
+) -> None:
+    check_two_replays(*write_trace(tmp_path / "trace.jsonl"), f"file://{tmp_path}/kv")
 
 
 @pytest.mark.parametrize("slots", ["3", "2000"])

@@ -164,7 +164,7 @@ class MemcachedStore(ServedStore):
     runners = ("process",)
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
-        self._server = make_server()
+        self._server = _make_memcached()
         super().__init__(self._server, chunk_bytes)
 
     def chunks(self) -> int:
@@ -189,13 +189,13 @@ class MemcachedStore(ServedStore):
         return chunks
 
 
-def make_server(*options: str) -> Any:
+def _make_memcached() -> Any:
     spec = importlib.util.spec_from_file_location("memcached_server", _MEMCACHED)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MemcachedServer(*options)
+    return module.MemcachedServer()
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:
