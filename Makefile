@@ -44,12 +44,11 @@ DOCS_VENV := .venv-docs
 SEEDS ?= 1000
 SEED ?=
 
-REQUESTS ?= 4000
 
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search test-trace wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
 
@@ -62,7 +61,6 @@ help:
 	@echo "make fuzz [MINUTES=60]        fuzz everything that reads what others wrote, and keep new inputs"
 	@echo "make search                   property tests with thirty times as many examples, new ones each time"
 	@echo "make test-reader              tutorial, examples, demo, alerts and typing, as their readers have them"
-	@echo "make test-trace [TRACE=file]  a trace through all tiers at once: 4,000 requests of it"
 	@echo "make wheels                   the packages' wheels in dist/; core and file tier are compiled where there is a C compiler"
 	@echo "make test-wheels              make wheels, and run tests against them (python tests/wheels.py --help)"
 	@echo "make dist                     what a release publishes, in dist/: wheels for each Python, sources, SBOM, checksums"
@@ -195,11 +193,6 @@ endurance: setup redis-server
 
 search: setup servers
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m hypothesis
-
-# Without TRACE: one that lies beside the project, or generated chats.
-test-trace: setup redis-server
-	$(if $(TRACE),KVTIER_TRACE=$(TRACE)) KVTIER_TRACE_REQUESTS=$(REQUESTS) \
-		$(BIN)/python -m pytest -v --capture=no tests/integration/test_three_tiers.py
 
 # A wheel of the core is compiled, for this Python and this kind of machine, if it is asked for.
 COMPILED := $(if $(shell command -v $(CC)),HATCH_BUILD_HOOK_ENABLE_CUSTOM=1)

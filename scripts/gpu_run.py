@@ -32,7 +32,6 @@ PYTEST = [
 #: The seconds after which a check is killed. The limits exist because a driver can hang.
 LIMITS_S = {
     "machine": 60,
-    "registration": 60,
     "batch": 45,
     "worker": 90,
     "streams": 45,

@@ -21,6 +21,7 @@ def _there_and_back(figure: Figure, kind: str, host: Bytes) -> None:
     what = f"{kind}, {block_bytes:,} bytes"
     with open_worker(blocks, host) as worker:
         figure(f"{what}: registered", registered(worker))
+        assert registered(worker) != "no", f"the driver does not register {kind} memory"
         worker.submit_store(1, [2], [5], after=computing())
         stored = finish(worker, 1)[1]
         assert stored.success, f"{what}: the store failed: {stored.error}"

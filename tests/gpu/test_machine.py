@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from support.gpu.accelerator import ASYNC_ENGINE_COUNT, ATTRIBUTES, GIB, Driver, device, has_device
+from support.gpu.accelerator import GIB, device, has_device
 from support.gpu.figures import Figure
 
 from kvtier_sdk.worker.cuda import CUDADevice
@@ -37,14 +37,7 @@ def _describe_device(figure: Figure) -> None:
     if torch.version.hip:
         figure("batch call", "hipMemcpyAsync, run by run")
         return
-    driver = Driver()
-    figure("CUDA of the driver", driver.version())
-    for name, number in ATTRIBUTES.items():
-        figure(name, driver.attribute(number))
-    names = [n for n in ("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2") if driver.exports(n)]
-    figure("batch calls of the driver", ", ".join(names) or "none")
     figure("batch call that the worker takes", _batch_call())
-    figure("copy engines (AsyncEngineCount)", driver.attribute(ASYNC_ENGINE_COUNT))
 
 
 def _batch_call() -> str:

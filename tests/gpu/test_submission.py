@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import pytest
 import torch
 from support.gpu.accelerator import computing, has_device, sleep_on_stream
 from support.gpu.copies import finish, open_worker, random_blocks, run_by_run, same
@@ -13,15 +12,12 @@ from support.gpu.figures import Figure
 from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
-from kvtier_sdk.worker import cuda as cuda_module
 
 _RUNS = 131_072
 _LAYERS = 32
 _POLLS = 100
 #: The delay on the stream; a submission has to return before the delay ends.
 _ASLEEP_S = 2.0
-#: Jobs of this many runs show from how many on a driver keeps the caller waiting.
-_SWEEP = (1, 64, 256, 1024, 4096)
 
 
 def test_submission(figure: Figure) -> None:
@@ -36,12 +32,6 @@ def test_submission(figure: Figure) -> None:
         worker.submit_store(1, ids[:1], slots[:1], after=computing())
         worker.submit_load(2, ids[1:2], slots[1:2], after=computing())
         finish(worker, 1, 2)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cuda_module, "WINDOW_RUNS", _RUNS)
-            patch.setattr(cuda_module, "PIECE_RUNS", _RUNS)
-            for runs in _SWEEP:
-                some, name = (ids[:runs], slots[:runs]), f"store, {runs} runs at once"
-                _submit(figure, worker, "store", *some, name, may_wait=True)
         for operation in ("store", "load"):
             _submit(figure, worker, operation, ids, slots, operation)
             assert same(blocks, ids, host, slots), f"{operation}: bytes differ"

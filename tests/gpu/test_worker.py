@@ -136,21 +136,6 @@ def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> Non
         assert (kv.tensor[0:32:2] == 7).all()
 
 
-def test_a_load_larger_than_what_is_queued_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_module, "WINDOW_BYTES", 8 << 20)
-    monkeypatch.setattr(cuda_module, "PIECE_BYTES", 3 << 20)
-    kv = KVTensor(torch.zeros(128, 1 << 20, dtype=torch.uint8, device="cuda"))
-    host = mapped(128, 1 << 20)
-    host[:] = np.random.default_rng(0).integers(0, 256, host.shape, np.uint8)
-    with OffloadWorker([KVGroup([kv])], host) as worker:
-        for job in range(4):
-            ids = range(job, 128, 4)
-            worker.submit_load(job, ids, ids, after=computing())
-        worker.wait(range(4))
-        assert all(result.success for result in worker.get_finished())
-    assert np.array_equal(kv.tensor.cpu().numpy(), host)
-
-
 def test_a_registration_is_shared(caplog: pytest.LogCaptureFixture) -> None:
     kv = KVTensor(random_blocks(4, 4096))
     host = mapped(4, 4096)

@@ -11,37 +11,11 @@ from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-#: A tier with an option of its own.
-MINE = """
-from kvtier_sdk import ChunkTierManager, TierConfig
-
-
-class MineConfig(TierConfig):
-    path: str = "/dev/null"
-
-
-class MineTier(ChunkTierManager):
-    config_model = MineConfig
-    contract_version = 1
-    async def contains_chunk(self, key): return False
-    async def store_chunk(self, transfer): pass
-    async def load_chunk(self, transfer): pass
-"""
-
 #: The ``open`` method of a tier that logs a password, and raises an error that quotes it.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")
         raise LookupError("no //ada:hunter2@host")
-"""
-
-TALKATIVE = """
-    async def open(self):
-        try:
-            raise LookupError("no //ada:hunter2@host")
-        except LookupError:
-            self.context.logger.exception("mind //ada:%s@host", "hunter2")
-        self.context.logger.warning("%s of %s", "//ada:hunter2@host")
 """
 
 #: The smallest tier that the SDK can load.
@@ -94,12 +68,6 @@ def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
 
 
 @pytest.fixture(scope="session")
-def third_party_site(install_package: Install) -> Path:
-    """A directory for PYTHONPATH with ``kvtier-mine`` 1.2.3, whose backend is ``mine``."""
-    return install_package("kvtier-mine", "1.2.3", {"tier": MINE}, {"mine": "tier:MineTier"})
-
-
-@pytest.fixture(scope="session")
 def faulty_site(install_package: Install) -> Path:
     return install_package(
         "kvtier-faulty",
@@ -109,9 +77,8 @@ def faulty_site(install_package: Install) -> Path:
             "stranger": "class Tier: contract_version = 1",
             "newer": TIER.format(version=2),
             "clumsy": TIER.format(version=1) + CLUMSY,
-            "talkative": TIER.format(version=1) + TALKATIVE,
         },
-        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy", "talkative")},
+        {name: f"{name}:Tier" for name in ("broken", "stranger", "newer", "clumsy")},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,12 @@ def test_a_backend_tells_its_package_abilities_and_options() -> None:
     assert options["password"]["secret"]
 
 
-def test_the_text_says_the_same(third_party_site: Path) -> None:
-    done = run("mine", "file", sites=(third_party_site,))
+def test_the_text_says_the_same() -> None:
+    done = run("file", "s3")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
-    assert "mine kvtier-mine 1.2.3" in lines
-    assert "contract 1; storage, local; can: no optional capability; URL: mine:" in lines
-    assert "path text /dev/null" in lines
+    assert "file kvtier-file 0.1.0" in lines
+    assert any(line.startswith("contract 1; storage, remote; can: delete, ") for line in lines)
     assert any(line.startswith("min_free size or share 5% free space") for line in lines)
     assert any(line.startswith("load_deadline duration 5 s a load that") for line in lines)
     assert not any(line.startswith("memory ") for line in lines)
@@ -89,23 +89,16 @@ class Tier(ChunkTierManager):
     async def load_chunk(self, transfer): ...
 """
 TORN = r"raise RuntimeError('no\x1b[2K\rdriver\nall is well')"
-LOUD_POINTS = """[kvtier.backends]
-loud = loud:Tier
-torn = torn:Tier
-tinted\x1b[31m = absent\x1b[2K:Tier
-"""
 
 
-def test_text_of_a_package_moves_no_cursor_and_begins_no_line(tmp_path: Path) -> None:
-    (tmp_path / "loud.py").write_text(LOUD)
-    (tmp_path / "torn.py").write_text(TORN)
-    metadata = tmp_path / "kvtier_loud-0.3.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Name: kvtier-loud\nVersion: 0.3\n")
-    (metadata / "entry_points.txt").write_text(LOUD_POINTS)
-    listed = run(sites=(tmp_path,)).stdout
-    refused = kvtier("check", "torn:", PYTHONPATH=str(tmp_path)).stdout
-    for printed in (listed, refused, run("nothing", sites=(tmp_path,)).stderr):
+def test_text_of_a_package_moves_no_cursor_and_begins_no_line(
+    install_package: Callable[..., Path],
+) -> None:
+    points = {"loud": "loud:Tier", "torn": "torn:Tier", "tinted\x1b[31m": "absent\x1b[2K:Tier"}
+    site = install_package("kvtier-loud", "0.3", {"loud": LOUD, "torn": TORN}, points)
+    listed = run(sites=(site,)).stdout
+    refused = kvtier("check", "torn:", PYTHONPATH=str(site)).stdout
+    for printed in (listed, refused, run("nothing", sites=(site,)).stderr):
         assert "\x1b" not in printed
         # splitlines() also splits at carriage returns, after which forged output could begin.
         assert not {"driver", "all is well", "secret", "memory"} & set(printed.splitlines())

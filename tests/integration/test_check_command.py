@@ -175,20 +175,6 @@ def test_a_pool_that_no_chunk_fits_is_told_beside_its_tiers(tmp_path: Path) -> N
     assert len(found["tiers"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--chunk-bytes", "many"], "--chunk-bytes: 'many' is not a quantity"),
-        (["--timeout", "5"], "--timeout: '5' has no unit"),
-        (["--timeout", "0s"], "should be more than 0"),
-    ],
-)
-def test_a_wrong_flag_is_told(kv: str, arguments: list[str], said: str) -> None:
-    done = check(*arguments, kv)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-
-
 def _without_nothing(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nothing(of) for key, of in value.items() if of is not None}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,24 +25,6 @@ def test_a_backends_bug_is_told_without_secrets(faulty_site: Path) -> None:
     warning, told, _ = done.stderr.splitlines()
     assert TIME.sub("TIME", warning) == "WARNING TIME [kvtier.tier.clumsy] mind //ada:***@host"
     assert told == "kvtier: clumsy open: raised LookupError: no //ada:***@host"
-
-
-@pytest.mark.parametrize("runner", ["thread", "process"])
-def test_what_is_logged_shows_no_secret_and_fails_nothing(faulty_site: Path, runner: str) -> None:
-    arguments = ["--requests", "1", "--tier", f"talkative:?runner={runner}"]
-    done = kvtier("replay", *arguments, PYTHONPATH=str(faulty_site))
-    assert done.returncode == 0, done.stderr
-    said = TIME.sub("TIME", done.stderr).splitlines()
-    assert said[:2] == [
-        "ERROR TIME [kvtier.tier.talkative] mind //ada:***@host",
-        "  Traceback (most recent call last):"
-        if runner == "process"
-        else "Traceback (most recent call last):",
-    ]
-    assert "LookupError: no //ada:***@host" in [line.strip() for line in said]
-    last = "WARNING TIME [kvtier.tier.talkative] cannot log '%s of %s': not enough "
-    assert said[-1].startswith(last)
-    assert "hunter2" not in done.stderr
 
 
 _BROKEN = """
@@ -101,27 +81,6 @@ def test_a_tier_out_of_reach_is_status_1_with_advice_everywhere(
     said = done.stderr if command[0] == "replay" else done.stdout
     assert "redis open: no connection to 127.0.0.1:1: Connection refused; see that" in said
     assert "\n  what to do: see that the store runs, that its address is right" in said
-
-
-def test_check_tells_what_it_knows_and_lets_itself_be_interrupted(tmp_path: Path) -> None:
-    config = tmp_path / "kv.toml"
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"redis://127.0.0.1:{silent.getsockname()[1]}?connect_timeout=1h"
-        config.write_text(f'slots = 4\ntiers = ["memory:", "{url}"]\n')
-        command = [*COMMAND, "check", "--timeout", "1h", str(config)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as check:
-            connection, _ = silent.accept()
-            assert check.stdout is not None
-            told = b""
-            while b"tier 'memory': ok" not in told:
-                line = check.stdout.readline()
-                assert line, told
-                told += line
-            check.send_signal(signal.SIGINT)
-            rest, said = check.communicate()
-            connection.close()
-    assert told.startswith(b"slots = 4\n")
-    assert (check.returncode, rest.strip(), b"Traceback" in said) == (130, b"", False)
 
 
 def test_each_command_for_metrics_prints_what_it_names() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.filled import CHUNK_BYTES, an_engine, contents, fill, keys_from
-from support.live import content
+from support.filled import CHUNK_BYTES, fill, keys_from
 from support.stores import Folder, Store
 
 from kvtier_sdk import Namespace, StoredNamespace, TierSpec
@@ -38,17 +37,6 @@ def test_a_limit_evicts_nothing(store: Store) -> None:
         assert len(list(tier.entries())) == 20
         tier.examine(KEYS)
     assert store.chunks() == 25
-
-
-def test_an_engine_at_work_keeps_what_is_left_to_it(store: Store) -> None:
-    ours = OURS.for_chunks(CHUNK_BYTES)
-    with an_engine(store.url, OURS):
-        with open_for_maintenance(TierSpec.from_url(store.url), ours) as tier:
-            tier.examine(KEYS)
-            tier.delete(KEYS[:2])
-        fill(store.url, OURS, keys_from(100, 1))
-    kept = contents(store.url, OURS, KEYS)
-    assert kept == [None, None, *(content(key, CHUNK_BYTES) for key in KEYS[2:])]
 
 
 def test_chunks_whose_manifest_is_gone_can_be_listed_and_deleted(tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ import pytest
 from support.live import live
 from support.monitoring import ALERT_RULES, ALERTS, DASHBOARD
 from support.prometheus import check_rules, play_rules, prometheus
-from support.redis_server import Server, free_port
-from support.runners import KEYS, RUNNERS
+from support.redis_server import free_port
+from support.runners import KEYS
 
 pytestmark = pytest.mark.reader
-
-_SUSPENDED = ("KVTierReadsSuspended", "far")
 
 
 def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
@@ -116,7 +114,7 @@ def test_each_expression_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
     (tmp_path / "prometheus").mkdir()
     with (
         live(["memory:?name=far"], metrics_port=port, namespace={**facts}) as engine,
-        prometheus(tmp_path / "prometheus", target_port=port, rules="") as seen,
+        prometheus(tmp_path / "prometheus", target_port=port) as seen,
     ):
         engine.manager.stats[0].recompute_s = 0.1
         engine.there_and_back(engine.begin("first"), *KEYS[:8])
@@ -130,40 +128,3 @@ def test_each_expression_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
                 )
         (saved,) = seen.get("query?query=kvtier_saved_tokens_total{tier='host'}")["result"]
         assert (saved["metric"]["model"], saved["value"][1]) == ("m", "128")
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_an_alert_fires_when_a_tier_is_killed_and_clears_when_it_is_back(
-    tmp_path: Path, runner: str
-) -> None:
-    server = Server(tmp_path / "redis").start()
-    port = free_port()
-    url = (
-        f"{server.url}?name=far&runner={runner}&retries=0&breaker_failures=1"
-        "&probe_interval=200ms&max_probe_interval=400ms"
-    )
-    (tmp_path / "prometheus").mkdir()
-    rules = re.sub("for: .*", "for: 500ms", ALERT_RULES)
-    try:
-        with (
-            live([url], metrics_port=port) as engine,
-            prometheus(tmp_path / "prometheus", target_port=port, rules=rules) as seen,
-        ):
-            first = engine.begin("first")
-            engine.there_and_back(first, *KEYS[:8])
-            seen.wait_until(
-                lambda: seen.get("query?query=kvtier_stored_chunks_total{tier='far'}")["result"],
-                "it is scraped",
-            )
-            assert seen.alerts() == {}
-
-            server.kill()
-            engine.settle(engine.begin("second"), KEYS[8])
-            engine.store(engine.begin("third"), KEYS[9])
-            engine.rest()
-            seen.wait_until(lambda: seen.alerts().get(_SUSPENDED) == "firing", "an alert fires")
-
-            server.start()
-            seen.wait_until(lambda: _SUSPENDED not in seen.alerts(), "the alert has cleared")
-    finally:
-        server.kill()

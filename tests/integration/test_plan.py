@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import BROWSER, measured
 from support.command import kvtier, kvtier_json
 from support.workloads import generate
 
@@ -208,6 +207,7 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, trace: Path) -> None:
         assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
 
 
+@pytest.mark.reader
 def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> None:
     (tmp_path / "conversation.jsonl").write_bytes(trace.read_bytes())
     section = PAGE.read_text().partition("## Plan")[2].partition("## Play")[0]
@@ -223,14 +223,3 @@ def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> No
     assert "Suggested: pool of" in done.stdout
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert kvtier("check", "--no-dry-run", tmp_path / "kv.toml").returncode == 0
-
-
-@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
-def test_a_browser_shows_all_of_the_page(tmp_path: Path, trace: Path) -> None:
-    page, drawing = tmp_path / "plan.html", tmp_path / "bench.svg"
-    plan(trace, "--report", page)
-    found = measured(page.read_text(), tmp_path)
-    assert (found["drawings"], found["clipped"]) == (4, [])
-    kvtier("bench", "memory:", "--total", "384MiB", "--rounds", "1", "--plot", drawing)
-    found = measured(f"<!doctype html><title></title>{drawing.read_text()}", tmp_path)
-    assert (found["drawings"], found["clipped"]) == (1, [])

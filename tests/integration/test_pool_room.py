@@ -81,32 +81,3 @@ def test_no_page_is_missing_once_a_pool_is_made() -> None:
             pool.close()
         """,
     )
-
-
-def test_processes_that_start_at_once_find_the_room_that_one_of_them_makes() -> None:
-    """One process removes a dead process's pool before another one checks the free space."""
-    run_with_shm(
-        64 * MIB,
-        """
-        from support.pool_process import PoolProcesses, names_in
-
-        processes = PoolProcesses()
-        def join(process, replica, worker):
-            layout = f"PoolLayout(10, {2 << 20}, workers=2)"
-            process.send(f"join({replica!r}, {layout}, worker={worker})")
-
-        for start in range(2):
-            members = [processes.start() for _ in range(3)]
-            for process, worker in zip(members, (None, 0, 1)):
-                join(process, f"replica {start}", worker)
-            for process in members:
-                process.answer()
-            assert names_in("/dev/shm") == []
-            processes.take_back()
-            left_behind = processes.start()
-            join(left_behind, f"left behind {start}", None)
-            left_behind.answer()
-            left_behind.kill()
-        processes.kill()
-        """,
-    )

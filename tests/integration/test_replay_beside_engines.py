@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import redis
 from support.command import kvtier
 from support.filled import CHUNK_BYTES, contents, fill, keys_from
@@ -17,6 +18,10 @@ VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
 ENGINES_KEYS = keys_from(0, 20)
 
 
+# The options of a tier or the limit of a server evict chunks; an S3 tier has options as files have.
+@pytest.mark.parametrize(
+    "empty_store", [Folder, RedisStore], ids=lambda kind: kind.name, indirect=True
+)
 def test_others_chunks_are_not_evicted(empty_store: Store) -> None:
     store = empty_store
     limited = f"{store.url}&capacity=200KiB"

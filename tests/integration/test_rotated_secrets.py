@@ -1,4 +1,4 @@
-"""A store's credentials change while engines use it, with the tier in a thread or a process."""
+"""The credentials of a bucket change while an engine uses it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,10 @@ from urllib.parse import urlencode
 
 import pytest
 from support.live import Live, live
-from support.redis_server import Server
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 from support.s3_server import ACCESS_KEY_ID, REGION, SECRET_ACCESS_KEY, S3Server
 
 QUICK = {"probe_interval": "200ms", "max_probe_interval": "200ms"}
-FIRST, SECOND = "hunter2/first one", "hunter2/second one"
-
-
-class Password:
-    def __init__(self, server: Server, path: Path) -> None:
-        self.server = server
-        self.path = path
-        self.write(FIRST)
-        self.set(FIRST)
-
-    def write(self, password: str) -> None:
-        self.path.write_text(f"{password}\n")
-        self.path.chmod(0o600)
-
-    def set(self, password: str) -> None:
-        self.server.ask("CONFIG", "SET", "requirepass", password)
-        self.server.client_options["password"] = password
-        self.server.ask("CLIENT", "KILL", "TYPE", "normal")
-
-    def url(self, runner: str) -> str:
-        given = {"password_file": str(self.path), "runner": runner, **QUICK}
-        return f"{self.server.url}?{urlencode(given)}"
-
-
-@pytest.fixture
-def password(tmp_path: Path) -> Iterator[Password]:
-    server = Server(tmp_path / "server").start()
-    yield Password(server, tmp_path / "password")
-    server.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -80,45 +50,21 @@ def recover(engine: Live, *keys: bytes) -> None:
     engine.there_and_back(request, *KEYS[32:40])
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_password_that_is_in_the_file_late(
-    password: Password, runner: str, log: pytest.LogCaptureFixture
-) -> None:
-    with live([password.url(runner)], slots=16) as engine:
-        engine.there_and_back(engine.begin("one"), *KEYS[:16])
-        password.set(SECOND)
-        fail(engine)
-        password.write(SECOND)
-        recover(engine, *KEYS[:16])
-    assert log.text.count(f"a new secret was read from {password.path}") == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "runner"), [("in options", "thread"), ("in the file of AWS tools", "process")]
-)
 def test_the_keys_of_a_bucket(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    log: pytest.LogCaptureFixture,
-    runner: str,
-    given: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    aws, secret = tmp_path / "credentials", tmp_path / "secret"
+    aws = tmp_path / "credentials"
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(aws))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
 
     def write(key: str) -> None:
-        secret.write_text(key)
-        secret.chmod(0o600)
         aws.write_text(
             f"[default]\naws_access_key_id={ACCESS_KEY_ID}\naws_secret_access_key={key}\n"
         )
 
     with S3Server(tmp_path / "s3") as server:
         write(SECRET_ACCESS_KEY)
-        options = {"endpoint": server.endpoint, "region": REGION, "runner": runner, **QUICK}
-        if given == "in options":
-            options |= {"access_key_id": ACCESS_KEY_ID, "secret_access_key_file": str(secret)}
+        options = {"endpoint": server.endpoint, "region": REGION, **QUICK}
         with live([f"s3://kv/chunks?{urlencode(options)}"], slots=16) as engine:
             engine.there_and_back(engine.begin("one"), *KEYS[:16])
             server.kill()
@@ -127,7 +73,4 @@ def test_the_keys_of_a_bucket(
             fail(engine)
             write("hunter2-hunter2")
             recover(engine, *KEYS[:16])
-    said = f"a new secret was read from {secret}"
-    if given != "in options":
-        said = "the server refused; other credentials were found"
-    assert log.text.count(said) == 1
+    assert log.text.count("the server refused; other credentials were found") == 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import socket
-import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.command import kvtier
-from support.redis_server import Server
+from support.live import live
 from typer.testing import CliRunner
 
 from kvtier_sdk import (
@@ -27,69 +25,10 @@ from kvtier_sdk import (
 )
 from kvtier_sdk.cli.app import app
 from kvtier_sdk.cli.engine import ask
-from kvtier_sdk.cli.replay import ReplayReport, chat_workload, read_trace, replay
-from kvtier_sdk.engine import OperatorServices, TieringManager, open_manager, open_pool
+from kvtier_sdk.cli.replay import chat_workload, read_trace
+from kvtier_sdk.engine import OperatorServices, open_manager, open_pool
 
-REQUESTS = 240
-WORKLOAD = chat_workload(REQUESTS, 7)
-PATIENT = {"lookup_deadline": "20s", "load_deadline": "20s"}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Iterator[TieringConfig]:
-    server = Server(tmp_path / "redis")
-    server.start()
-    yield TieringConfig.from_dict(
-        {
-            "slots": 60,
-            "chunk_bytes": "16KiB",
-            "admin_socket": str(tmp_path / "engine.sock"),
-            "tiers": [
-                {"url": f"file://{tmp_path}/kv", "runner": "process", **PATIENT},
-                {"url": server.url, "runner": "thread", **PATIENT},
-            ],
-        }
-    )
-    server.kill()
-
-
-def at_rest(report: ReplayReport) -> None:
-    assert report.wrong_bytes == 0
-    assert report.compared_bytes > 0
-    assert not any(report.left_over.values()), report.left_over
-    assert not any(sum(tier.failures.values()) for tier in report.tiers)
-
-
-def test_nothing_is_lost_or_stuck_however_often_tiers_come_and_go(config: TieringConfig) -> None:
-    path = Path(str(config.admin_socket))
-    ended = threading.Event()
-    moves = 0
-
-    def come_and_go() -> None:
-        nonlocal moves
-        rng = random.Random(3)
-        while not ended.wait(rng.uniform(0, 0.01)):
-            command, tier = rng.choice(["drain", "resume"]), rng.choice(["file", "redis"])
-            try:
-                ask(path, {"command": command, "tier": tier})
-            except OSError:
-                # The engine has not opened its socket yet, or has closed the socket.
-                continue
-            moves += 1
-
-    def keep_up(done: int) -> None:
-        while moves < done // 2:
-            ended.wait(0.001)
-
-    operator = threading.Thread(target=come_and_go)
-    operator.start()
-    try:
-        report = replay(WORKLOAD, config, concurrency=16, on_progress=keep_up)
-    finally:
-        ended.set()
-        operator.join()
-    at_rest(report)
-    assert report.requests == REQUESTS
+WORKLOAD = chat_workload(9, 7)
 
 
 def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
@@ -124,17 +63,14 @@ def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
 
 
 @pytest.fixture
-def idle(config: TieringConfig) -> Iterator[Path]:
-    with open_pool(config) as pool, open_manager(pool, config, Namespace({})) as manager:
-        request = RequestContext("r")
-        manager.on_new_request(request)
-        output = manager.prepare_store(WORKLOAD[0].keys, request)
-        manager.complete_store(output.keys_to_store, request)
-        manager.on_request_finished(request)
-        while manager.has_pending_work():
-            manager.on_schedule_end()
-            threading.Event().wait(0.01)
-        yield Path(str(config.admin_socket))
+def idle(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "engine.sock"
+    tiers = [f"file://{tmp_path}/kv?runner=process", "memory:"]
+    with live(tiers, slots=60, admin_socket=str(path)) as engine:
+        request = engine.begin("r")
+        engine.store(request, *WORKLOAD[0].keys)
+        engine.manager.on_request_finished(request)
+        yield path
 
 
 def test_the_commands_at_an_engine_that_sleeps(
@@ -146,28 +82,30 @@ def test_the_commands_at_an_engine_that_sleeps(
     assert "host pool of 60 slots" in title
     assert head.split()[:4] == ["tier", "state", "hits/s", "share"]
     assert {len(line) for line in (head, *rows)} <= set(range(81)), "a terminal's width"
-    assert [row.split()[:2] for row in rows] == [["host", "ok"], ["file", "ok"], ["redis", "ok"]]
+    assert [row.split()[:2] for row in rows] == [["host", "ok"], ["file", "ok"], ["memory", "ok"]]
     assert room.startswith("file: ")
 
-    done = kvtier("drain", idle, "redis")
-    assert done.stdout.startswith("redis is out; nothing of it is under way after 0.")
+    done = kvtier("drain", idle, "memory")
+    assert done.stdout.startswith("memory is out; nothing of it is under way after 0.")
     status = json.loads(kvtier("top", idle, "--once", "--json").stdout)
     assert [tier["is_drained"] for tier in status["tiers"]] == [False, True]
     assert status["tiers"][0]["stored_chunks"] == len(WORKLOAD[0].keys)
     assert "drained" in kvtier("top", idle, "--once", "--interval", "100ms").stdout
-    assert kvtier("resume", idle, "redis").stdout == "redis is in\n"
+    assert kvtier("resume", idle, "memory").stdout == "memory is in\n"
     assert ask(idle, {"command": "status"})["tiers"][1]["is_drained"] is False
     assert caplog.messages[-2:] == [
-        "redis: the tier is taken out, on request",
-        "redis: the tier is put back, on request",
+        "memory: the tier is taken out, on request",
+        "memory: the tier is put back, on request",
     ]
 
 
 def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path: Path) -> None:
-    done = kvtier("drain", idle, "redi")
+    done = kvtier("drain", idle, "memry")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "kvtier: no tier 'redi'; did you mean 'redis'? there are: file, redis\n"
-    for command in (["top"], ["drain", "redis"], ["resume", "redis"]):
+    assert (
+        done.stderr == "kvtier: no tier 'memry'; did you mean 'memory'? there are: file, memory\n"
+    )
+    for command in (["top"], ["drain", "memory"], ["resume", "memory"]):
         done = kvtier(command[0], tmp_path / "no.sock", *command[1:])
         assert (done.returncode, done.stdout) == (1, "")
         assert (
@@ -178,34 +116,24 @@ def test_what_is_asked_of_nobody_or_of_no_tier_is_one_line(idle: Path, tmp_path:
 
 
 def test_an_operator_pins_prefetches_and_forgets_a_session(tmp_path: Path) -> None:
-    config = TieringConfig.from_dict(
-        {
-            "slots": 8,
-            "chunk_bytes": 4096,
-            "policy": "lru",
-            "admin_socket": str(tmp_path / "engine.sock"),
-            "tiers": [{"url": f"file://{tmp_path}/kv", **PATIENT}],
-        }
-    )
-    keys = WORKLOAD[0].keys[:2]
+    path, keys = tmp_path / "engine.sock", WORKLOAD[0].keys[:2]
     with (
-        open_pool(config) as pool,
-        open_manager(pool, config, Namespace({})) as manager,
+        live([f"file://{tmp_path}/kv"], slots=8, policy="lru", admin_socket=str(path)) as engine,
         ThreadPoolExecutor() as operator,
     ):
+        manager = engine.manager
 
         def told(*command: object) -> tuple[int, str]:
             """Return a command's status and output, while the engine makes steps."""
-            begun = operator.submit(kvtier, command[0], config.admin_socket, *command[1:])
+            begun = operator.submit(kvtier, command[0], path, *command[1:])
             while not begun.done():
-                manager.on_schedule_end()
-                threading.Event().wait(0.01)
+                engine.step()
             return begun.result().returncode, begun.result().stdout
 
         def serve(name: str, keys: Sequence[OffloadKey], session: str | None = None) -> None:
             request = RequestContext(name, session=session)
             manager.on_new_request(request)
-            store(manager, keys, request)
+            engine.store(request, *keys)
             manager.on_request_finished(request)
 
         serve("r", keys, "system-prompt")
@@ -250,24 +178,14 @@ DEVICE = (
 @pytest.mark.parametrize("runner", ["thread", "process"])
 def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path, runner: str) -> None:
     path, file = tmp_path / "engine.sock", tmp_path / "kv.json"
-    options = {"slots": 60, "chunk_bytes": 4096, "admin_socket": str(path)}
-    tier = {"url": f"file://{tmp_path}/kv", "runner": runner, **PATIENT}
-    file.write_text(json.dumps(options | {"tiers": [tier]}))
-    config = TieringConfig.from_file(file)
-    alone = config.model_copy(update={"admin_socket": None})
-    keys, request = WORKLOAD[0].keys[:3], RequestContext("r")
-    with (
-        open_pool(config) as pool,
-        open_manager(pool, alone, Namespace({"model": "qwen"})) as manager,
-    ):
-        manager.on_new_request(request)
-        store(manager, keys, request)
-    with (
-        open_pool(config) as pool,
-        open_manager(pool, config, Namespace({"model": "llama"})) as manager,
-    ):
-        manager.on_new_request(request)
-        store(manager, keys, request)
+    tiers = [f"file://{tmp_path}/kv?runner={runner}"]
+    file.write_text(json.dumps({"slots": 60, "admin_socket": str(path), "tiers": tiers}))
+    keys = WORKLOAD[0].keys[:3]
+    with live(tiers, namespace={"model": "qwen"}) as engine:
+        engine.store(engine.begin("r"), *keys)
+    with live(tiers, admin_socket=str(path), namespace={"model": "llama"}) as engine:
+        manager, request = engine.manager, engine.begin("r")
+        engine.store(request, *keys)
         said = removed(file, "qwen")
         assert "3 chunks deleted" in said
         assert f"{path}: its engine has another namespace, and keeps its pool" in said
@@ -276,14 +194,13 @@ def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path, runner: str) ->
         with ThreadPoolExecutor() as operator:
             removing = operator.submit(removed, file, "llama")
             while not removing.done():
-                manager.on_schedule_end()
-                threading.Event().wait(0.01)
+                engine.step()
             said = removing.result()
         assert "3 chunks deleted" in said
         assert "engine.sock: 3 chunks forgotten" in said
         assert said.endswith(DEVICE)
         assert manager.lookup(keys[0], request) is not LookupResult.HIT
-        store(manager, keys, request)
+        engine.store(request, *keys)
         said = removed(file, "llama")
         assert "3 chunks deleted" in said, "they were stored again"
         assert "is idle; it will forget before its next lookup" in said
@@ -294,27 +211,12 @@ def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path, runner: str) ->
 def test_rm_says_that_it_finds_no_engine(tmp_path: Path) -> None:
     file, sockets = tmp_path / "kv.json", tmp_path / "sockets"
     sockets.mkdir()
-    options = {"slots": 60, "chunk_bytes": 4096, "tiers": [f"file://{tmp_path}/kv?runner=thread"]}
-    file.write_text(json.dumps(options | {"admin_socket": str(sockets)}))
-    config = TieringConfig.from_dict(options)
-    request = RequestContext("r")
-    with (
-        open_pool(config) as pool,
-        open_manager(pool, config, Namespace({"model": "m"})) as manager,
-    ):
-        manager.on_new_request(request)
-        store(manager, WORKLOAD[0].keys[:3], request)
+    tiers = [f"file://{tmp_path}/kv?runner=thread"]
+    file.write_text(json.dumps({"slots": 60, "admin_socket": str(sockets), "tiers": tiers}))
+    with live(tiers) as engine:
+        engine.store(engine.begin("r"), *WORKLOAD[0].keys[:3])
     said = removed(file, "m")
     assert said.endswith(f"since there is none at {sockets}: pools may still serve these\n{DEVICE}")
-
-
-def store(manager: TieringManager, keys: Sequence[OffloadKey], request: RequestContext) -> None:
-    stored = manager.prepare_store(keys, request).keys_to_store
-    manager.complete_store(stored, request)
-    manager.on_schedule_end()
-    while manager.has_pending_work():
-        manager.on_schedule_end()
-        threading.Event().wait(0.01)
 
 
 def removed(file: Path, model: str) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import pytest
-from support.command import kvtier
 from support.keys import NEXT, OURS, THEIRS, write_keys
 from support.live import Live, live
 from support.runners import KEYS
@@ -67,32 +64,3 @@ def test_engines_with_and_without_a_key(empty_store: Store, tmp_path: Path) -> N
         assert asked(engine) == {"MISS"}
         assert failures(engine) == {"load.auth": len(CHUNKS)}
     assert empty_store.chunks() == 0, "what no engine can open is deleted"
-
-
-@pytest.mark.parametrize("fault", ["mode", "absent"])
-def test_a_key_file_that_cannot_be_used_is_one_sentence(fault: str, tmp_path: Path) -> None:
-    codec = write_keys(tmp_path / "chunk.keys", OURS)
-    path = tmp_path / "chunk.keys"
-    path.chmod(0o644)
-    if fault == "absent":
-        path.unlink()
-    (tmp_path / "kv.toml").write_text(
-        f'slots = 4\nchunk_bytes = 4096\n[[tiers]]\ntype = "memory"\ncodec = "{codec}"\n'
-    )
-    done = kvtier("check", tmp_path / "kv.toml")
-    assert done.returncode == 2
-    says = {"mode": f"has mode 0644.*'chmod 600 {path}'", "absent": "No such file"}[fault]
-    assert re.search(f"option 'tiers\\[0\\].codec'.*{says}", done.stdout)
-    assert OURS.hex() not in done.stdout + done.stderr
-
-
-def test_kvtier_check_tries_a_sealed_tier(tmp_path: Path) -> None:
-    codec = write_keys(tmp_path / "chunk.keys", OURS)
-    (tmp_path / "kv.toml").write_text(
-        f'slots = 4\nchunk_bytes = 4096\n[[tiers]]\ntype = "file"\nroot = "{tmp_path}/kv"\n'
-        f'codec = "{codec}"\n'
-    )
-    done = kvtier("check", tmp_path / "kv.toml")
-    assert done.returncode == 0, done.stderr
-    assert codec in done.stdout
-    assert OURS.hex() not in done.stdout + done.stderr

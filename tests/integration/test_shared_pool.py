@@ -266,15 +266,6 @@ def test_a_child_maps_the_pool_by_its_inherited_descriptor(start: Start) -> None
     pool.close()
 
 
-def test_a_stranger_maps_the_pool_by_way_of_proc(start: Start) -> None:
-    pool = HostPool.create(PoolLayout(SLOTS, PART_BYTES))
-    child = start()
-    child.run(f"attach('/proc/{os.getpid()}/fd/{pool.fd}', worker=0)")
-    child.run("fill(pool, 0)")
-    assert wrong_rows(pool, 0) == 0
-    pool.close()
-
-
 def test_a_file_of_somebody_else_is_mapped_with_a_layout(start: Start, shm_directory: Path) -> None:
     path = shm_directory / "vllm.mmap"
     rows = np.arange(3 * 8192, dtype=np.uint32).view(np.uint8)[: 3 * 8192]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from support.command import kvtier, tier
@@ -28,9 +28,10 @@ LLAMA = Namespace(FACTS)
 RESEEDED = Namespace({**FACTS, "hash_seed": "22" * 32})
 QWEN = Namespace({**FACTS, "model": "Qwen/Qwen3-8B"})
 TOKENS = list(range(1000, 1100))
+T = TypeVar("T", bound=Store)
 
 
-def filled(store: Store) -> Store:
+def filled(store: T) -> T:
     (prompt,) = chunk_keys(TOKENS, FACTS)
     fill(store.url, LLAMA, [*keys_from(0, 20), *prompt[:2]])
     fill(store.url, RESEEDED, keys_from(0, 5))
@@ -39,7 +40,7 @@ def filled(store: Store) -> Store:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Store:
+def folder(tmp_path: Path) -> Folder:
     return filled(Folder(tmp_path / "kv", CHUNK_BYTES))
 
 
@@ -70,7 +71,7 @@ def test_ls_counts_the_chunks_of_each_namespace(store: Store) -> None:
     assert llama["oldest_s"] <= llama["last_used_s"]
 
 
-def test_ls_is_a_table_for_people(folder: Store) -> None:
+def test_ls_is_a_table_for_people(folder: Folder) -> None:
     lines = kvtier("tier", "ls", folder.url).stdout.splitlines()
     assert lines[0].split() == (
         ["NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST", "USE", "LAST", "USE"]
@@ -89,15 +90,15 @@ def test_du_shows_which_models_take_the_room(store: Store) -> None:
     assert models == {"meta-llama/Llama-3.1-8B": (2, 27), "Qwen/Qwen3-8B": (1, 10)}
 
 
-def test_rm_deletes_what_is_meant_and_nothing_else(store: Store) -> None:
-    (removed,) = tier("rm", store.url, "--model", "qwen", "--yes")["removed"]
+def test_rm_deletes_what_is_meant_and_nothing_else(folder: Folder) -> None:
+    (removed,) = tier("rm", folder.url, "--model", "qwen", "--yes")["removed"]
     assert (removed["deleted"], removed["kept"]) == (10, 0)
-    tier("rm", store.url, "--namespace", of_ours(RESEEDED)[:8], "--yes")
-    left = chunks_by_namespace(store.url)
+    tier("rm", folder.url, "--namespace", of_ours(RESEEDED)[:8], "--yes")
+    left = chunks_by_namespace(folder.url)
     assert left == {of_ours(LLAMA): 22, of_ours(RESEEDED): 0, of_ours(QWEN): 0}
 
 
-def hostile(store: Store) -> dict[str, bytes]:
+def hostile(store: Folder) -> dict[str, bytes]:
     """Store manifests that no engine would write; return them by fingerprint."""
     huge = Namespace({"model": "qwen", "chunk_bytes": 10**15})
     texts = [
@@ -113,22 +114,22 @@ def hostile(store: Store) -> dict[str, bytes]:
     return manifests
 
 
-def test_odd_manifests_end_no_command(store: Store, tmp_path: Path) -> None:
-    planted = hostile(store)
-    assert chunks_by_namespace(store.url).items() >= dict.fromkeys(planted, 0).items()
-    assert tier("du", store.url)["tiers"][0]["chunks"] == 37
-    assert len(tier("verify", store.url)["namespaces"]) == 3 + len(planted)
-    explained = tier("explain", store.url, "--namespace", of_ours(RESEEDED))
+def test_odd_manifests_end_no_command(folder: Folder, tmp_path: Path) -> None:
+    planted = hostile(folder)
+    assert chunks_by_namespace(folder.url).items() >= dict.fromkeys(planted, 0).items()
+    assert tier("du", folder.url)["tiers"][0]["chunks"] == 37
+    assert len(tier("verify", folder.url)["namespaces"]) == 3 + len(planted)
+    explained = tier("explain", folder.url, "--namespace", of_ours(RESEEDED))
     assert explained["tiers"][0]["nearest"]["fingerprint"] == of_ours(LLAMA)
-    assert len(tier("copy", store.url, f"file://{tmp_path}/to")["namespaces"]) == 3
-    (removed,) = tier("rm", store.url, "--model", "qwen", "--yes")["removed"]
+    assert len(tier("copy", folder.url, f"file://{tmp_path}/to")["namespaces"]) == 3
+    (removed,) = tier("rm", folder.url, "--model", "qwen", "--yes")["removed"]
     assert removed["fingerprint"] == of_ours(QWEN)
-    shown = kvtier("tier", "ls", "--all", store.url).stdout
+    shown = kvtier("tier", "ls", "--all", folder.url).stdout
     assert shown.count("unreadable manifest") == 3
     assert shown.count("unverified manifest") == 1
 
 
-def test_rm_by_model_believes_only_a_manifest_that_fits_its_namespace(folder: Store) -> None:
+def test_rm_by_model_believes_only_a_manifest_that_fits_its_namespace(folder: Folder) -> None:
     folder.plant(of_ours(LLAMA), QWEN.for_chunks(CHUNK_BYTES).manifest_json().encode())
     (removed,) = tier("rm", folder.url, "--model", "qwen", "--yes")["removed"]
     assert removed["fingerprint"] == of_ours(QWEN)
@@ -151,7 +152,7 @@ def test_a_manifest_of_another_type_ends_no_command(tmp_path: Path) -> None:
         store.kill()
 
 
-def test_what_is_in_a_store_is_shown_as_text(folder: Store) -> None:
+def test_what_is_in_a_store_is_shown_as_text(folder: Folder) -> None:
     said = "qwen [/red]{x}\x1b[2K\r\x9b\x07\u202e\udc80"
     facts = {**FACTS, "model": f"{said}\n0 chunks", f"hash_{said}": said, "hash_seed": "33" * 32}
     odd = Namespace(facts)
@@ -176,7 +177,7 @@ def test_what_is_in_a_store_is_shown_as_text(folder: Store) -> None:
     assert text.replace("\n", "").isprintable()
 
 
-def test_rm_by_age_keeps_what_was_used_since(folder: Store) -> None:
+def test_rm_by_age_keeps_what_was_used_since(folder: Folder) -> None:
     assert tier("rm", folder.url, "--unused-for", "1h", "--yes")["removed"] == []
     assert folder.chunks() == 37
     tier("rm", folder.url, "--unused-for", "1ms", "--yes")
@@ -187,14 +188,14 @@ def test_rm_by_age_keeps_what_was_used_since(folder: Store) -> None:
     ("words", "says"),
     [(["--yes"], "say which chunks to delete"), (["--all"], "there is no terminal to ask on")],
 )
-def test_rm_takes_nothing_for_granted(folder: Store, words: list[str], says: str) -> None:
+def test_rm_takes_nothing_for_granted(folder: Folder, words: list[str], says: str) -> None:
     done = kvtier("tier", "rm", folder.url, *words)
     assert done.returncode == 2
     assert says in done.stderr
     assert folder.chunks() == 37
 
 
-def test_explain_finds_the_nearest_namespace_and_its_seed(folder: Store) -> None:
+def test_explain_finds_the_nearest_namespace_and_its_seed(folder: Folder) -> None:
     explained = tier("explain", folder.url, "--namespace", of_ours(RESEEDED))
     (found,) = explained["tiers"]
     assert (found["is_there"], found["contents"]["chunks"]) == (True, 5)
@@ -204,21 +205,21 @@ def test_explain_finds_the_nearest_namespace_and_its_seed(folder: Store) -> None
     assert "give them one PYTHONHASHSEED" in text
 
 
-def test_a_check_changes_nothing_that_is_counted_or_chosen(store: Store) -> None:
+def test_a_check_changes_nothing_that_is_counted_or_chosen(folder: Folder) -> None:
     def seen() -> list[Any]:
-        (du,) = tier("du", store.url)["tiers"]
-        (explained,) = tier("explain", store.url)["tiers"]
-        lines = kvtier("tier", "ls", store.url).stdout.splitlines()
+        (du,) = tier("du", folder.url)["tiers"]
+        (explained,) = tier("explain", folder.url)["tiers"]
+        lines = kvtier("tier", "ls", folder.url).stdout.splitlines()
         return [du["chunks"], du["models"], explained["contents"]["chunks"], lines[1].split()[0]]
 
-    tier("rm", store.url, "--model", "meta-llama/Llama-3.1-8B", "--yes")
+    tier("rm", folder.url, "--model", "meta-llama/Llama-3.1-8B", "--yes")
     before = seen()
-    done = kvtier("check", store.url)
+    done = kvtier("check", folder.url)
     assert done.returncode == 0, done.stderr
     assert seen() == before
 
 
-def test_explain_follows_a_difference_to_its_value(folder: Store, tmp_path: Path) -> None:
+def test_explain_follows_a_difference_to_its_value(folder: Folder, tmp_path: Path) -> None:
     groups = [{"tokens_per_block": 32, "layers": ["a"]}]
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps({**FACTS, "groups": groups, "chunk_bytes": CHUNK_BYTES}))
@@ -227,7 +228,7 @@ def test_explain_follows_a_difference_to_its_value(folder: Store, tmp_path: Path
     assert set(found["differences"]) == {"groups[0].tokens_per_block"}
 
 
-def test_explain_tells_present_from_absent_and_damaged(folder: Store) -> None:
+def test_explain_tells_present_from_absent_and_damaged(folder: Folder) -> None:
     stored, absent = keys_from(19, 2)
     words = ["--namespace", of_ours(LLAMA), "--key", stored.hex(), "--key", absent.hex()]
     assert tier("explain", folder.url, *words)["tiers"][0]["states"] == [["present", "absent"]]
@@ -236,7 +237,7 @@ def test_explain_tells_present_from_absent_and_damaged(folder: Store) -> None:
     assert folder.chunks() == 37
 
 
-def test_explain_computes_a_prompts_keys(folder: Store, tmp_path: Path) -> None:
+def test_explain_computes_a_prompts_keys(folder: Folder, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.json"
     # The answer of vLLM's /tokenize.
     prompt.write_text(json.dumps({"count": len(TOKENS), "tokens": TOKENS}))
@@ -256,14 +257,14 @@ def test_explain_computes_a_prompts_keys(folder: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["null", "7"])
-def test_an_answer_without_tokens_is_a_mistake(folder: Store, tmp_path: Path, answer: str) -> None:
+def test_an_answer_without_tokens_is_a_mistake(folder: Folder, tmp_path: Path, answer: str) -> None:
     prompt = tmp_path / "prompt.json"
     prompt.write_text(f'{{"tokens": {answer}}}')
     done = kvtier("tier", "explain", folder.url, "--tokens", prompt)
     assert (done.returncode, "it holds no list of numbers" in done.stderr) == (2, True), done.stderr
 
 
-def test_all_tiers_of_a_configuration_are_asked(folder: Store, tmp_path: Path) -> None:
+def test_all_tiers_of_a_configuration_are_asked(folder: Folder, tmp_path: Path) -> None:
     config = tmp_path / "kv.toml"
     config.write_text(
         f'slots = 8\n[[tiers]]\nurl = "{folder.url}"\n'
@@ -277,7 +278,7 @@ def test_all_tiers_of_a_configuration_are_asked(folder: Store, tmp_path: Path) -
 
 
 def test_beside_others_a_tier_that_cannot_be_listed_is_no_fault(
-    folder: Store, tmp_path: Path
+    folder: Folder, tmp_path: Path
 ) -> None:
     config = tmp_path / "kv.toml"
     config.write_text(f'slots = 8\ntiers = ["memory:", "{folder.url}"]\n')
@@ -293,7 +294,7 @@ def test_explain_says_that_no_tier_could_be_asked(tmp_path: Path) -> None:
     assert "there is no directory" in done.stdout
 
 
-def test_a_namespace_without_a_length_is_not_examined(folder: Store, tmp_path: Path) -> None:
+def test_a_namespace_without_a_length_is_not_examined(folder: Folder, tmp_path: Path) -> None:
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps(FACTS))
     words = ["--namespace", str(facts), "--key", "00"]

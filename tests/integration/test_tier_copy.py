@@ -84,17 +84,6 @@ def test_verify_finds_each_of_50_damaged_chunks_and_repairs(folder: Folder, tmp_
     assert (after["whole"], after["damaged"]) == (450, [])
 
 
-def test_every_store_is_verified(stores: list[Store]) -> None:
-    for store in stores[:3]:
-        fill(store.url, NAMESPACE, keys_from(0, 30))
-        (found,) = tier("verify", store.url)["namespaces"]
-        assert (found["whole"], found["damaged"]) == (30, [])
-        store.damage()
-        (found,) = tier("verify", "--repair", store.url)["namespaces"]
-        assert (found["whole"], len(found["damaged"]), found["deleted"]) == (0, 30, 30)
-        assert store.chunks() == 0
-
-
 def killed_and_completed(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
     """Kill a copy half-way, then return the result of a complete run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]

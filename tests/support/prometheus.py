@@ -1,4 +1,4 @@
-"""A real Prometheus on the loopback, with one file of rules and one target."""
+"""A real Prometheus on the loopback with one target, and its tool for rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _UNPACKED = Path(__file__).parents[2] / ".prometheus" / "usr" / "bin"
 _PATIENCE_S = 30.0
 _CONFIG = """
 global: {{scrape_interval: 300ms, scrape_timeout: 300ms, evaluation_interval: 300ms}}
-rule_files: ["{rules}"]
 scrape_configs:
 - job_name: kvtier
   static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
@@ -60,24 +59,17 @@ class Prometheus:
             return True
         return False
 
-    def alerts(self) -> dict[tuple[str, str], str]:
-        return {
-            (alert["labels"]["alertname"], alert["labels"].get("tier", "")): alert["state"]
-            for alert in self.get("alerts")["alerts"]
-        }
-
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
         end_s = time.monotonic() + _PATIENCE_S
         while not condition():
-            assert time.monotonic() < end_s, f"waited in vain until {what}: {self.alerts()}"
+            assert time.monotonic() < end_s, f"waited in vain until {what}"
             time.sleep(0.1)
 
 
 @contextmanager
-def prometheus(directory: Path, *, target_port: int, rules: str) -> Iterator[Prometheus]:
-    rules_file, config, port = directory / "rules.yml", directory / "config.yml", free_port()
-    rules_file.write_text(rules)
-    config.write_text(_CONFIG.format(rules=rules_file, port=target_port))
+def prometheus(directory: Path, *, target_port: int) -> Iterator[Prometheus]:
+    config, port = directory / "config.yml", free_port()
+    config.write_text(_CONFIG.format(port=target_port))
     command = [
         program("prometheus"),
         f"--config.file={config}",

@@ -66,10 +66,10 @@ class Router:
                 if self._rng.random() >= self._loss:
                     self._hear(int.from_bytes(head, "big"), batch)
 
-    def catch_up(self) -> None:
-        """Hear everything up to the next two heartbeats, without a loss."""
+    def catch_up(self, duration_s: float = 2.5) -> None:
+        """Hear everything without a loss; by default up to the next two heartbeats."""
         loss, self._loss = self._loss, 0.0
-        self.listen(2.5)
+        self.listen(duration_s)
         self._loss = loss
 
     def await_blocks(self, blocks: Iterable[int], medium: str = "STORAGE") -> None:

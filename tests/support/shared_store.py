@@ -31,6 +31,8 @@ from support.router import Router, free_endpoints, publisher_at
 
 CHUNK_BYTES = 2048
 INTERVAL_S = 60.0
+#: A shorter interval than real publishers have, because the tests wait for heartbeats.
+_HEARTBEAT_S = 0.1
 REQUEST = RequestContext("r")
 
 
@@ -128,11 +130,11 @@ class Engine:
     def tell_everything(self) -> None:
         """Let the router hear all that this engine has said, however slow the machine is."""
         while self.publisher._events:
-            self.router.catch_up()
+            self.router.catch_up(_HEARTBEAT_S)
         # The thread may still be at work on what it took last; a heartbeat follows that.
         heartbeat = self.publisher._next + 2
         while self.router._expected < heartbeat:
-            self.router.catch_up()
+            self.router.catch_up(_HEARTBEAT_S)
 
     def restart(self, *, in_time: bool, at_rest: bool = True) -> None:
         """End the process, with or without its last words; only the store is left of it."""
@@ -165,7 +167,7 @@ def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
     SharedTier.shared = None
     clock = VirtualClock()
     pool = HostPool(8, CHUNK_BYTES)
-    with patch.object(event_publisher, "_MOST_KEPT", 8):
+    with patch.multiple(event_publisher, _MOST_KEPT=8, _HEARTBEAT_S=_HEARTBEAT_S):
         made = [Engine(clock, pool, seed, **options) for seed in range(count)]
         yield made
         for engine in made:

@@ -40,10 +40,6 @@ class Store(ABC):
     def damage(self) -> None:
         """Flip one bit of each chunk's payload."""
 
-    def plant(self, fingerprint: str, manifest: bytes) -> None:
-        """Write a namespace's manifest, as anyone who can write to the store could."""
-        raise NotImplementedError
-
     @abstractmethod
     def kill(self) -> None:
         """Remove the folder or kill the server, while a tier uses the store."""
@@ -76,7 +72,10 @@ class Folder(Store):
         _damage(self._files(), self.chunk_bytes)
 
     def plant(self, fingerprint: str, manifest: bytes) -> None:
-        _plant(self._folder / fingerprint, manifest)
+        """Write a namespace's manifest, as anyone who can write to the store could."""
+        directory = self._folder / fingerprint
+        directory.mkdir(exist_ok=True)
+        (directory / "manifest.json").write_bytes(manifest)
 
     def kill(self) -> None:
         # Try repeatedly, because a tier may be writing files in the folder.
@@ -108,10 +107,6 @@ class RedisStore(ServedStore):
                 (byte,) = client.getrange(name, at, at)
                 client.setrange(name, at, bytes([byte ^ 1]))
 
-    def plant(self, fingerprint: str, manifest: bytes) -> None:
-        with self._server.client() as client:
-            client.set(f"kvtier{{}}{fingerprint}.manifest", manifest)
-
     def client(self) -> redis.Redis:
         return self._server.client()
 
@@ -134,13 +129,6 @@ class S3Store(ServedStore):
 
     def damage(self) -> None:
         _damage(self._objects(), self.chunk_bytes)
-
-    def plant(self, fingerprint: str, manifest: bytes) -> None:
-        known = next(self._server.buckets.rglob("manifest.json"))
-        # Restart the server, because it caches listings.
-        self.kill()
-        _plant(known.parent.parent / fingerprint, manifest)
-        self.start()
 
     def _objects(self) -> list[Path]:
         return _files(self._server.buckets, "*", self.chunk_bytes)
@@ -176,7 +164,7 @@ class MemcachedStore(ServedStore):
     runners = ("process",)
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
-        self._server = make_server()
+        self._server = _make_memcached()
         super().__init__(self._server, chunk_bytes)
 
     def chunks(self) -> int:
@@ -201,18 +189,13 @@ class MemcachedStore(ServedStore):
         return chunks
 
 
-def make_server(*options: str) -> Any:
+def _make_memcached() -> Any:
     spec = importlib.util.spec_from_file_location("memcached_server", _MEMCACHED)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.MemcachedServer(*options)
-
-
-def _plant(directory: Path, manifest: bytes) -> None:
-    directory.mkdir(exist_ok=True)
-    (directory / "manifest.json").write_bytes(manifest)
+    return module.MemcachedServer()
 
 
 def _files(folder: Path, pattern: str, chunk_bytes: int) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Counts the hits of an unlimited cache, the reference for hit rates."""
+"""The hit rate of an unlimited cache, the reference for hit rates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from kvtier_sdk.cli.replay import ReplayRequest
 
 
-def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
-    """Count each prompt's leading chunks that earlier prompts contained."""
+def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
+    """Return the share of chunks that lead a prompt and were in earlier prompts."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:
@@ -17,8 +17,4 @@ def unlimited_hits(workload: Sequence[ReplayRequest]) -> int:
                 break
             hits += 1
         seen.update(request.keys)
-    return hits
-
-
-def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
-    return unlimited_hits(workload) / sum(len(request.keys) for request in workload)
+    return hits / sum(len(request.keys) for request in workload)

@@ -16,16 +16,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: The clock rate of an H200. A device with a slower clock sleeps longer.
 _CYCLES_PER_S = 2_000_000_000
 
-#: ``CUdevice_attribute`` and ``cudaDeviceAttr`` have the same numbers for these attributes.
-ATTRIBUTES = {
-    "CanUseHostPointerForRegisteredMem": 91,
-    "HostRegisterSupported": 99,
-    "HostRegisterReadOnlySupported": 113,
-    "PageableMemoryAccess": 88,
-    "PageableMemoryAccessUsesHostPageTables": 100,
-}
-ASYNC_ENGINE_COUNT = 40
-
 #: ``cudaStreamCaptureMode``.
 CAPTURE_MODES = {"relaxed": 2, "thread local": 1, "global": 0}
 
@@ -57,28 +47,6 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-class Driver:
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-
-    def version(self) -> str:
-        number = ctypes.c_int(0)
-        _check("cuDriverGetVersion", self._library.cuDriverGetVersion(ctypes.byref(number)))
-        return f"{number.value // 1000}.{number.value % 1000 // 10}"
-
-    def exports(self, name: str) -> bool:
-        return hasattr(self._library, name)
-
-    def attribute(self, number: int) -> int:
-        value, ordinal = ctypes.c_int(0), ctypes.c_int(0)
-        _check("cuInit", self._library.cuInit(0))
-        current = torch.cuda.current_device()
-        _check("cuDeviceGet", self._library.cuDeviceGet(ctypes.byref(ordinal), current))
-        status = self._library.cuDeviceGetAttribute(ctypes.byref(value), number, ordinal)
-        _check("cuDeviceGetAttribute", status)
-        return value.value
-
-
 class Runtime:
     def __init__(self) -> None:
         library = ctypes.CDLL(torch._C.__file__)
@@ -92,10 +60,6 @@ class Runtime:
         self._end_capture.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
         self._destroy_graph = library.cudaGraphDestroy
         self._destroy_graph.argtypes = [ctypes.c_void_p]
-
-    def last_error(self) -> str:
-        """Return the pending error without clearing it."""
-        return self.describe(self._peek())
 
     def describe(self, status: int) -> str:
         return f"{status} ({self._name(status).decode()})"
@@ -111,8 +75,3 @@ class Runtime:
         # Clear the last error, because torch checks it after each kernel.
         self._take()
         return status
-
-
-def _check(call: str, status: int) -> None:
-    if status:
-        raise RuntimeError(f"{call}: error {status}")
