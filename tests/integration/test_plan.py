@@ -120,6 +120,16 @@ def test_a_compressing_tier_holds_and_writes_more_chunks(tmp_path: Path, trace: 
     larger = plain[place[0], 2 * place[1]]
     assert twice[place]["hit_rate"] == larger["hit_rate"] > plain[place]["hit_rate"]
     assert twice[place]["written_bytes"] == pytest.approx(larger["written_bytes"] / 2)
+    assert TierSpec.from_url(twice[place]["url"]).runner.compress == "always"
+    assert TierSpec.from_url(plain[place]["url"]).runner.compress == "never"
+
+
+def test_a_tier_whose_server_has_the_limit_is_priced(tmp_path: Path, trace: Path) -> None:
+    url = "redis://cache:6379/0"
+    paid = prices(tmp_path / "prices.toml", tier(url), accelerator=1000.0)
+    best = plan(trace, "--prices", paid)["suggested"]
+    assert (best["tier"], best["url"]) == ("redis", url)
+    assert best["tier_bytes"] > 0
 
 
 def test_the_suggested_configuration_passes_the_check(tmp_path: Path, trace: Path) -> None:
