@@ -24,10 +24,9 @@ from pathlib import Path
 
 from results import Series
 from runner import Benchmark, positive
-from support.workloads import WORKLOADS, generate
+from support.workloads import WORKLOADS, count_hits, generate
 
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
-from kvtier_sdk.cli.plan.traffic import count_hits
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.workload import told
 

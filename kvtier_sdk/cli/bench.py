@@ -110,7 +110,10 @@ def bench_command(
         return
     titles = ("tier", "", "chunk", "batch", "MB/s", "p50", "p99", "CPU s/GB")
     print_columns([titles, *(of.row() for of in figures)], 2)
-    say(f"{at_once} jobs at a time; p50 and p99: of a job, from its hand-over until its result")
+    say(
+        f"{at_once} jobs at a time, as far as --total allows; p50 and p99: of a job, from its "
+        "hand-over until its result"
+    )
 
 
 @dataclass(slots=True)
@@ -165,7 +168,8 @@ def _measure(
     advance: Callable[[int], None],
 ) -> None:
     """Measure all tiers with chunks of one size, in rounds that each begin with another tier."""
-    size, slots = figures[0].chunk_bytes, at_once * max(of.batch for of in figures)
+    size = figures[0].chunk_bytes
+    slots = min(share_bytes // size, at_once * max(of.batch for of in figures))
     with ExitStack() as opened:
         pool = opened.enter_context(closing(HostPool.create(PoolLayout(slots, size))))
         for slot in range(slots):
@@ -176,11 +180,12 @@ def _measure(
                 at = (number + turn) % len(specs)
                 its = figures[at :: len(specs)]
                 for store, load in zip(its[::2], its[1::2], strict=True):
-                    chunks = share_bytes // (size * store.batch) * store.batch
-                    keys = [make_offload_key(os.urandom(32)) for _ in range(chunks)]
+                    jobs = share_bytes // (size * store.batch)
+                    lanes = min(at_once, jobs)
+                    keys = [make_offload_key(os.urandom(32)) for _ in range(jobs * store.batch)]
                     with _deleted_at_the_end(tiers[at], keys):
-                        _move(tiers[at], _STORE, keys, store, at_once)
-                        _move(tiers[at], _LOAD, keys, load, at_once)
+                        _move(tiers[at], _STORE, keys, store, lanes)
+                        _move(tiers[at], _LOAD, keys, load, lanes)
                     advance(1)
 
 

@@ -20,11 +20,6 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: Names that a backend cannot have, and the reasons.
-_RESERVED = {
-    "kvtier": "in a tier's 'type' it stands for any backend",
-    "sdk": "kvtier-sdk is this package",
-}
 #: The file that is made from each template.
 _FILES = {
     "Makefile.in": "Makefile",
@@ -92,8 +87,8 @@ def _check_name(name: str) -> None:
         )
     if name.startswith(("kvtier-", "kvtier_")):
         raise ConfigError(f"NAME {name!r}: leave out 'kvtier-'; the package name adds it")
-    if name in _RESERVED:
-        raise ConfigError(f"NAME {name!r} is taken: {_RESERVED[name]}")
+    if name == "kvtier":
+        raise ConfigError("NAME 'kvtier' is taken: in a tier's 'type' it stands for any backend")
     for info in available_backends():
         if _scheme(name) in map(_scheme, [info.name, *url_schemes(info)]):
             raise ConfigError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -17,7 +16,13 @@ from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.errors import BackendError, ConfigError, TierContractError, TierError
+from kvtier_sdk.errors import (
+    BackendError,
+    ConfigError,
+    TierContractError,
+    TierError,
+    TierTimeoutError,
+)
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening.pools import open_pool
 from kvtier_sdk.opening.tiers import BlockingTier
@@ -117,13 +122,10 @@ class _Check:
             try:
                 self._take_steps()
             except KeyboardInterrupt:
-                # If the close takes longer, it goes on in a daemon thread until the process ends.
-                _ends_within(_INTERRUPTED_S, lambda: client.close(_INTERRUPTED_S))
+                client.close(_INTERRUPTED_S)
                 raise
-            except BaseException:
+            finally:
                 client.close(self._timeout_s)
-                raise
-            client.close(self._timeout_s)
         except TierError as error:
             self._note_fault(error, ADVICE.get(verdict_of(error)))
         except _StepError as error:
@@ -135,10 +137,9 @@ class _Check:
             self._note_fault(raised.labelled(self._spec.name, "open"), ADVICE[Verdict.CONTRACT])
 
     def _make_tier(self) -> BlockingTier:
-        """Make the tier, with deadlines that are no shorter than the check's time limit."""
-        names = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
-        # The open deadline is longer, so that the check's own limit ends the opening first.
-        patience = dict.fromkeys(names, self._timeout_s) | {"open_deadline_s": 2 * self._timeout_s}
+        """Make the tier, with the check's time limit as all its deadlines."""
+        names = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
+        patience = dict.fromkeys(names, self._timeout_s)
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
         # An engine's namespace names a dtype too, and option 'compress' needs one.
@@ -211,18 +212,15 @@ class _Check:
             )
 
     def _open(self) -> None:
-        raised: list[BaseException] = []
-
-        def start() -> None:
-            try:
-                self._tier.client.open()
-            except BaseException as error:
-                raised.append(error)
-
-        if not _ends_within(self._timeout_s, start):
-            raise self._gave_up("open", f"it did not open within {self._timeout_s:g} s")
-        for failure in raised:
-            raise failure
+        end_s = self._clock.now_s() + self._timeout_s
+        try:
+            self._tier.client.open()
+        except TierTimeoutError:
+            # An earlier error is the tier's own, of a shorter time limit.
+            if self._clock.now_s() < end_s:
+                raise
+            message = f"it did not open within {self._timeout_s:g} s"
+            raise self._gave_up("open", message) from None
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
         """Wait for a job, and raise an error unless it ends with the expected verdict."""
@@ -248,14 +246,6 @@ class _Check:
     def _gave_up(self, step: str, message: str) -> _StepError:
         advice = f"{ADVICE[Verdict.TIMEOUT]}; --timeout makes the check wait longer"
         return _StepError(f"{self._spec.name} {step}: {message}", advice)
-
-
-def _ends_within(timeout_s: float, call: Callable[[], None]) -> bool:
-    """Call a function in a new thread; return true if it returns within ``timeout_s``."""
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return not thread.is_alive()
 
 
 class _Listener(logging.Handler):

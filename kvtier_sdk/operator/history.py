@@ -26,6 +26,8 @@ _MOST_WAITING = 2**10
 _WRITE_S = 1.0
 #: Writes between sums of lost chunks, and between notes of the engine's speed.
 _SUM, _SPEED = 60, 3600
+#: The last day of the year 9999, after which there are no dates.
+_END_S = 253_402_214_400
 _LOST = re.compile("kvtier_(evicted|evicted_unread|failed|dropped)_chunks_total")
 
 _log = logging.getLogger("kvtier.history")
@@ -45,7 +47,7 @@ def read_events(path: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
             # A full disk leaves parts of lines.
             with suppress(ValueError, LookupError, TypeError):
                 event = json.loads(line)
-                if event["time"] >= since_s and isinstance(event["text"], str):
+                if max(0.0, since_s) <= event["time"] < _END_S and isinstance(event["text"], str):
                     yield event
 
 

@@ -61,6 +61,11 @@ def test_its_table_has_a_line_for_each_case(tmp_path: Path) -> None:
     assert note.startswith("4 jobs at a time")
 
 
+def test_what_is_under_way_is_within_the_total() -> None:
+    done = kvtier("bench", "memory:", *QUICK, "--at-once", f"{10**9}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_chunks_of_engines_stay(tmp_path: Path) -> None:
     url, keys = f"file://{tmp_path}/kv", keys_from(0, 20)
     fill(url, VLLM, keys)

@@ -56,6 +56,15 @@ def test_a_killed_store_and_a_drain_are_in_the_history(tmp_path: Path, runner: s
     )
 
 
+def test_an_event_at_no_date_is_left_out(tmp_path: Path) -> None:
+    history = tmp_path / "engine.events.jsonl"
+    times = ["1e300", "Infinity", "-1e15", "4e9"]
+    history.write_text("".join(f'{{"time": {of}, "text": "at {of}"}}\n' for of in times))
+    done = kvtier("events", history, "--since", "100000d")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert done.stdout.endswith("at 4e9\n")
+
+
 def test_where_no_engine_has_been_there_is_no_history(tmp_path: Path) -> None:
     done = kvtier("events", tmp_path / "engine.sock")
     assert (done.returncode, done.stdout) == (2, "")

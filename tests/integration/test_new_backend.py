@@ -141,7 +141,7 @@ def test_a_socket_left_to_the_collector_is_a_warning_and_no_crash(tmp_path: Path
         (f"{LONGEST}3", "up to 30 lowercase letters"),
         ("kvtier-demo", "leave out 'kvtier-'"),
         ("kvtier", "is taken: in a tier's 'type' it stands"),
-        ("sdk", "is taken: kvtier-sdk is this package"),
+        ("sdk", "is taken: kvtier-sdk 0.1.0 is installed"),
         ("file", "is taken: kvtier-file 0.1.0 provides the backend 'file'"),
         ("rediss", "is taken: kvtier-redis 0.1.0 provides the backend 'redis'"),
     ],

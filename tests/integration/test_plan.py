@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser import BROWSER, measured
 from support.command import kvtier, kvtier_json
 from support.workloads import generate
 
@@ -119,6 +120,16 @@ def test_a_compressing_tier_holds_and_writes_more_chunks(tmp_path: Path, trace: 
     larger = plain[place[0], 2 * place[1]]
     assert twice[place]["hit_rate"] == larger["hit_rate"] > plain[place]["hit_rate"]
     assert twice[place]["written_bytes"] == pytest.approx(larger["written_bytes"] / 2)
+    assert TierSpec.from_url(twice[place]["url"]).runner.compress == "always"
+    assert TierSpec.from_url(plain[place]["url"]).runner.compress == "never"
+
+
+def test_a_tier_whose_server_has_the_limit_is_priced(tmp_path: Path, trace: Path) -> None:
+    url = "redis://cache:6379/0"
+    paid = prices(tmp_path / "prices.toml", tier(url), accelerator=1000.0)
+    best = plan(trace, "--prices", paid)["suggested"]
+    assert (best["tier"], best["url"]) == ("redis", url)
+    assert best["tier_bytes"] > 0
 
 
 def test_the_suggested_configuration_passes_the_check(tmp_path: Path, trace: Path) -> None:
@@ -223,3 +234,14 @@ def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> No
     assert "Suggested: pool of" in done.stdout
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert kvtier("check", "--no-dry-run", tmp_path / "kv.toml").returncode == 0
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+def test_a_browser_shows_all_of_the_page(tmp_path: Path, trace: Path) -> None:
+    page, drawing = tmp_path / "plan.html", tmp_path / "bench.svg"
+    plan(trace, "--report", page)
+    found = measured(page.read_text(), tmp_path)
+    assert (found["drawings"], found["clipped"]) == (4, [])
+    kvtier("bench", "memory:", "--total", "384MiB", "--rounds", "1", "--plot", drawing)
+    found = measured(f"<!doctype html><title></title>{drawing.read_text()}", tmp_path)
+    assert (found["drawings"], found["clipped"]) == (1, [])

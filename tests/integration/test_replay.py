@@ -11,9 +11,9 @@ from support.command import kvtier
 from support.played import check_two_replays, write_trace
 from support.played import report_of as replay
 from support.unlimited import unlimited_hit_rate
+from support.workloads import count_hits
 
 from kvtier_sdk import TieringConfig, load_policy
-from kvtier_sdk.cli.plan.traffic import count_hits
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, driver, read_trace
 from kvtier_sdk.engine import TieringManager
 from kvtier_sdk.types import make_offload_key

@@ -264,6 +264,15 @@ def test_an_answer_without_tokens_is_a_mistake(folder: Folder, tmp_path: Path, a
     assert (done.returncode, "it holds no list of numbers" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("flag", "needed"), [("--tokenizer", "--text"), ("--salt", "--tokens or --text")]
+)
+def test_a_flag_without_its_prompt_is_a_mistake(folder: Folder, flag: str, needed: str) -> None:
+    done = kvtier("tier", "explain", folder.url, "--key", "00", flag, "acme")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"kvtier: {flag} goes with {needed}\n"
+
+
 def test_all_tiers_of_a_configuration_are_asked(folder: Folder, tmp_path: Path) -> None:
     config = tmp_path / "kv.toml"
     config.write_text(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
-from itertools import accumulate, count, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, count, islice, takewhile
 
+from kvtier_sdk import EvictionPolicy
+from kvtier_sdk.cli.plan.traffic import play
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload
 from kvtier_sdk.types import OffloadKey, make_offload_key
 
@@ -137,3 +139,11 @@ def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
         ReplayRequest(f"{name}-{n}", tuple(prompt), arrived_s=float(n))
         for n, prompt in enumerate(prompts)
     ]
+
+
+def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
+    """Count the hits of a simulated host pool that has no tiers behind it."""
+    return sum(
+        sum(1 for _ in takewhile(held.__contains__, request.keys))
+        for request, held in zip(workload, play(workload, policy, slots), strict=True)
+    )

@@ -62,14 +62,7 @@ class FileTierConfig(BoundedTierConfig):
             raise ConfigError(
                 f"{url.scheme}: takes no host; write three slashes: '{url.scheme}:///{path}'"
             )
-        options = dict(url.options)
-        if url.path:
-            if "root" in options:
-                raise ConfigError(
-                    f"{url.scheme}: 'root' is given twice, as option and as the URL's path"
-                )
-            options["root"] = url.path
-        return options
+        return url.options_beside({"root": url.path or None})
 
     def location(self) -> str:
         """Return the root as a URL, with its symbolic links resolved."""

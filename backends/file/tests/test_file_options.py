@@ -42,7 +42,7 @@ def test_direct_io_spellings(given, expected):
         ("file:", r"option 'root' is missing"),
         ("file:?root=", r"is not a path"),
         ("file:///a%00b", r"is not a path"),
-        ("file:///x?root=/y", r"'root' is given twice"),
+        ("file:///x?root=/y", r"option 'root' is given in the URL twice"),
         ("file:///x?capcity=1GiB", r"did you mean 'capacity'"),
         ("file:///x?capacity=lots", r"not a quantity"),
         ("file:///x?min_free=101%25", r"outside 0% to 100%"),

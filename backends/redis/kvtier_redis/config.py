@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ipaddress import ip_address
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import quote
 
@@ -19,20 +18,11 @@ _FOREIGN = frozenset("@/;, ")
 
 
 def _host(value: object) -> object:
-    if isinstance(value, str) and not _is_host(value):
+    # Of names and addresses, only IPv6 addresses have colons, and these have at least two.
+    if isinstance(value, str) and (not value or _FOREIGN & set(value) or value.count(":") == 1):
         # Do not show the value, because a URL given here by mistake may hold a password.
         raise ValueError("this is not a host's name or address; the port is option 'port'")
     return value
-
-
-def _is_host(text: str) -> bool:
-    if text.count(":") < 2:
-        return bool(text) and not _FOREIGN & set(text) and ":" not in text
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _hosts(value: object) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from kvtier_sdk.errors import ConfigError, ReplayError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place
+from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.options.units import Bytes, Seconds
 
 _Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -60,8 +61,16 @@ class TierPrices(StrictModel):
             update={"latency_s": min(latencies_s), "bandwidth_bytes": max(rates)}
         )
 
-    def url_of(self, capacity_bytes: int) -> str:
-        return f"{self.url}{'&' if '?' in self.url else '?'}capacity={capacity_bytes}"
+    def url_of(self, capacity_bytes: int, *, compresses: bool = False) -> str:
+        """Return the URL of a tier of this capacity; a store such as Redis has its own limit."""
+        url, given, options = self.url, TierSpec.from_url(self.url), []
+        if isinstance(given.config, BoundedTierConfig):
+            options.append(f"capacity={capacity_bytes}")
+        if compresses and given.runner.compress == "never":
+            options.append("compress=always")
+        for option in options:
+            url += f"{'&' if '?' in url else '?'}{option}"
+        return url
 
     @property
     def spec(self) -> TierSpec:
@@ -150,7 +159,7 @@ def priced(
         work_s += flow.tier_hits * stored_bytes / tier.bandwidth_bytes
         work_s += min(flow.tier_hits, work.requests) * tier.latency_s
         storing += chunks * size / _GIB * tier.month
-        url = tier.url_of(chunks * size)
+        url = tier.url_of(chunks * size, compresses=work.compression_ratio > 1)
         if tier.full_writes and written:
             life = tier.full_writes * chunks * size / written / 365
             worn_bytes = written * _MONTH_DAYS / tier.full_writes

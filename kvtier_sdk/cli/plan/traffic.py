@@ -181,14 +181,6 @@ def _sample(workload: Sequence[ReplayRequest], parts: int, part: int) -> list[Re
     ]
 
 
-def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Count the hits of a simulated host pool that has no tiers behind it."""
-    return sum(
-        sum(1 for _ in takewhile(held.__contains__, request.keys))
-        for request, held in zip(workload, play(workload, policy, slots), strict=True)
-    )
-
-
 def play(
     workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int
 ) -> Iterator[Container[OffloadKey]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from kvtier_sdk.cli.drawing import document, figure, legend, table
 from kvtier_sdk.cli.replay import ReplayReport
 from kvtier_sdk.cli.replay.charts import charts, percent, sources, waits
 from kvtier_sdk.cli.replay.sessions import percentile
-from kvtier_sdk.cli.replay.view import sections, troubles
-from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.cli.replay.view import compared_line, sections, troubles
 from kvtier_sdk.options.units import format_bytes, format_seconds
 
 
@@ -25,7 +23,7 @@ def replay_page(report: ReplayReport, workload: str, concurrency: int, options: 
         f"kvtier replay: {workload}",
         f"<header><h1>Replay of {escape(workload)}</h1>"
         f'<p class="dim">{escape(_setup(report, concurrency))}</p></header>'
-        f"{_complaints(report)}{_tiles(report)}{_origins(report)}"
+        f"{_complaints(report)}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
         f"<section><h2>Waits</h2>{_wait_table(report)}</section>"
         "<section><details><summary>The configuration that was played</summary>"
@@ -40,44 +38,15 @@ def _setup(report: ReplayReport, concurrency: int) -> str:
     return (
         f"{report.requests:,} requests of {report.chunks:,} chunks of "
         f"{format_bytes(report.chunk_bytes)}, {at_once} at a time. Host pool: {pool}. "
-        f"Tiers: {behind or 'none'}."
+        f"Tiers: {behind or 'none'}. Hit rate: {percent(report.hit_rate)}, "
+        f"{report.hit_chunks:,} of {report.chunks:,} chunks; {compared_line(report)}."
     )
 
 
 def _complaints(report: ReplayReport) -> str:
-    wrong = [f"{report.wrong_bytes:,} bytes came back wrong"] if report.wrong_bytes else []
+    wrong = [compared_line(report)] if report.wrong_bytes else []
     lines = [*wrong, *troubles(report)]
     return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
-
-
-def _tiles(report: ReplayReport) -> str:
-    host, *behind = report.tiers
-    tiles = [
-        ("hit rate", percent(report.hit_rate), f"{report.hit_chunks:,} of {report.chunks:,}"),
-        ("between device and host pool", *_moved([host])),
-        ("between host pool and tiers", *_moved(behind)),
-        (
-            "compared with what was stored",
-            format_bytes(report.compared_bytes),
-            f"{report.wrong_bytes:,} bytes wrong" if report.wrong_bytes else "all equal",
-        ),
-    ]
-    if tokens := sum(report.saved_tokens):
-        times = [f"{format_seconds(of.compute_s)} of computing" for of in report.time_saved]
-        tiles.insert(1, ("not computed", f"{tokens:,} tokens", "".join(times[-1:])))
-    return '<div class="tiles">{}</div>'.format(
-        "".join(
-            f'<div class="tile"><span>{name}</span><b>{value}</b><span>{note}</span></div>'
-            for name, value, note in tiles
-        )
-    )
-
-
-def _moved(tiers: Sequence[TierStats]) -> tuple[str, str]:
-    stored = sum(tier.stored_bytes for tier in tiers)
-    loaded = sum(tier.loaded_bytes for tier in tiers)
-    parts = f"{format_bytes(stored)} stored, {format_bytes(loaded)} loaded"
-    return format_bytes(stored + loaded), parts
 
 
 def _origins(report: ReplayReport) -> str:

@@ -48,8 +48,12 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
             "down is a miss the next time. --concurrency 1 waits, and drops nothing."
         )
     say(f"dropped: {report.dropped:,} chunks")
+    say(compared_line(report))
+
+
+def compared_line(report: ReplayReport) -> str:
     wrong = f"{report.wrong_bytes:,} of them wrong" if report.wrong_bytes else "all equal"
-    say(f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}")
+    return f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}"
 
 
 def sections(report: ReplayReport, *, overlapped: bool) -> Iterator[Section]:

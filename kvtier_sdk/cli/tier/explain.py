@@ -87,6 +87,10 @@ def explain_command(
     prompt = None if tokens is None else _read_tokens(tokens)
     if text is not None:
         prompt = _encode(text, tokenizer)
+    elif tokenizer is not None:
+        raise ConfigError("--tokenizer goes with --text")
+    if salt is not None and prompt is None:
+        raise ConfigError("--salt goes with --tokens or --text")
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, faults = Selection.read(namespace), Faults(target)
     held: dict[str, list[Contents]] = {}

@@ -183,9 +183,9 @@ class Probe:
             raise Breach(f"an empty tier refused every store: {describe(verdicts[0])}")
         return kept
 
-    async def put_one(self, version: int = 0) -> OffloadKey:
-        """Store a ``version`` under a new key, and return the key; end the check without room."""
-        for key in await self.put(self.subject.new_keys(1), version):
+    async def put_one(self) -> OffloadKey:
+        """Store a chunk under a new key, and return the key; end the check without room."""
+        for key in await self.put(self.subject.new_keys(1)):
             return key
         raise NoRoom
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.workloads import count_hits
 
 from kvtier_sdk import TieringConfig, load_policy
 from kvtier_sdk.cli.plan import traffic
-from kvtier_sdk.cli.plan.traffic import PolicyTraffic, Traffic, Window, count_hits
+from kvtier_sdk.cli.plan.traffic import PolicyTraffic, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
 from kvtier_sdk.types import make_offload_key
 

@@ -12,10 +12,9 @@ from operator import itemgetter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.workloads import generate
+from support.workloads import count_hits, generate
 
 from kvtier_sdk import OffloadKey, RequestContext, load_policy
-from kvtier_sdk.cli.plan.traffic import count_hits
 from kvtier_sdk.cli.replay import ReplayRequest
 from kvtier_sdk.policies.returns import ReturnsPolicy, _Group, _Rates
 
