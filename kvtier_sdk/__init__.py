@@ -9,7 +9,6 @@ from kvtier_sdk.aio.clock import Clock, SystemClock, wait_out
 from kvtier_sdk.aio.connection import Connection
 from kvtier_sdk.aio.connection_pool import ConnectionPool
 from kvtier_sdk.aio.running_calls import RunningCalls
-from kvtier_sdk.aio.sharding import call_by_shard
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import (
@@ -176,7 +175,6 @@ __all__ = [
     "Verb",
     "Verdict",
     "available_backends",
-    "call_by_shard",
     "check_any_answered",
     "format_bytes",
     "load_backend",

@@ -144,7 +144,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
     ::
 
         async def lookup(self, keys, request):
-            outcomes = await call_by_shard(self.context.clock, keys, self._server_of, self._ask)
+            outcomes = await self._ask_each_server(keys)  # a TierError for each key of a dead one
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """

@@ -146,10 +146,7 @@ def announce_blocks(
 
 
 class EventLog:
-    """A list of one tier's events since the last call of :meth:`take`.
-
-    Each event also goes to ``announce``, which passes it to routers, if there is such a function.
-    """
+    """A tier's events since the last call of :meth:`take`; ``announce`` passes each to routers."""
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.hints import Outcome, Verb
 from kvtier_sdk.types import Usage
 
 
@@ -100,8 +101,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# List the labels' values, because every series must exist from the start. This module cannot import
-# the enums that define the values, so a test compares these tuples with the enums.
+# List the labels' values, because every series must exist from the start. The enums of these values
+# are in higher layers, so a test compares these tuples with the enums.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -118,8 +119,6 @@ _DROPS = (
     "store.slow",
     *map(".".join, product(("load", "store"), ("primary_full", "queue_full", "unavailable"))),
 )
-_VERBS = ("pin", "retain", "resume_in", "prefetch", "demote", "end", "unknown")
-_OUTCOMES = ("accepted", "clipped", "deferred", "refused", "expired")
 
 _SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -232,7 +231,7 @@ class TierStats:
         "Receipts for what callers and operators asked for, such as pins.",
         "verb",
         "outcome",
-        keys=map(".".join, product(_VERBS, _OUTCOMES)),
+        keys=(f"{verb.value}.{outcome.value}" for verb, outcome in product(Verb, Outcome)),
         of="pool",
     )
     recompute_s: float | None = _known_gauge(

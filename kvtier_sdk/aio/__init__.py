@@ -1,1 +1,1 @@
-"""Asyncio building blocks: the clock, blocking calls, connections and sharded calls."""
+"""Asyncio building blocks: the clock, blocking calls and connections."""

@@ -24,11 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads, which never delay the interpreter's exit.
-
-    Each event loop, and therefore each tier, has its own pool, so that a hanging disk blocks the
-    threads of only one tier.
-    """
+    """A limited pool of daemon threads for one loop: a hanging disk blocks one tier only."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

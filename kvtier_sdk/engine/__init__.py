@@ -11,7 +11,6 @@ from kvtier_sdk.config.tiering_config import read_tiers
 from kvtier_sdk.engine.adapter_options import AdapterOptions, check_store
 from kvtier_sdk.engine.engine_memory import EngineMemory, EngineSlots, OverlappingSlots
 from kvtier_sdk.engine.model_tier import ModelTier, Work
-from kvtier_sdk.engine.replica_lease import ReplicaLease
 from kvtier_sdk.engine.request_hints import read_request
 from kvtier_sdk.engine.tools import EngineTools
 from kvtier_sdk.event_publisher import EventOptions, EventPublisher
@@ -24,6 +23,7 @@ from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
+from kvtier_sdk.pool.pool_file import PoolFile
 from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import wants_process
 from kvtier_sdk.tiering.hint_executor import OperatorHint
@@ -58,9 +58,9 @@ __all__ = [
     "OperatorServices",
     "OverlappingSlots",
     "Place",
+    "PoolFile",
     "PoolMemory",
     "PrepareStoreOutput",
-    "ReplicaLease",
     "ResetScope",
     "Savings",
     "StrictModel",

@@ -56,7 +56,7 @@ class HostPool:
     def __init__(self, slots: int, chunk_bytes: int, *, prefault: bool = True) -> None:
         layout = PoolLayout(slots, chunk_bytes)
         check_room(layout.size_bytes)
-        self._map(layout, None, None, prefault=prefault)
+        self._map(layout, None, prefault=prefault)
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
@@ -74,7 +74,7 @@ class HostPool:
         check_room(layout.size_bytes)
         pool = cls.__new__(cls)
         file = make_unnamed(layout)
-        pool._map(layout, file, None, prefault=prefault, reserve=True)
+        pool._map(layout, file, prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -108,7 +108,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = join_named(Path(directory), replica, layout, worker)
-        pool._map(layout, file, worker, prefault=prefault, reserve=True)
+        pool._map(layout, file, prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -135,7 +135,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
-        pool._map(file.layout, file, worker, prefault=prefault)
+        pool._map(file.layout, file, prefault=prefault)
         return pool
 
     @staticmethod
@@ -148,20 +148,14 @@ class HostPool:
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
     def _map(
-        self,
-        layout: PoolLayout,
-        file: PoolFile | None,
-        worker: int | None,
-        *,
-        prefault: bool,
-        reserve: bool = False,
+        self, layout: PoolLayout, file: PoolFile | None, *, prefault: bool, reserve: bool = False
     ) -> None:
         """Map ``file``, or private memory if ``file`` is None. Close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
         self.row_bytes: int = layout.row_bytes
-        self.worker = worker
+        self.worker: int | None = None if file is None else file.worker
         self._view: memoryview | None = None
         self._file = file
         self._mapping: mmap.mmap | None = None
@@ -198,7 +192,7 @@ class HostPool:
         A process that is still absent when the engine starts to work has another pool or none.
         The method raises ``KVTierError`` if the pool is not shared.
         """
-        return self._shared_file().absent(self.worker)
+        return self._shared_file().absent()
 
     def part(self, worker: int) -> npt.NDArray[np.uint8]:
         """Return the part of ``worker``, from 0, of every slot; raise ConfigError if none is there.

@@ -24,19 +24,49 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open pool file. ``close``, garbage collection or an exec closes the descriptor ``fd``."""
+    """An open memory file, and the lease on it of one process of an engine's replica.
 
-    def __init__(self, fd: int, layout: PoolLayout, path: Path | None = None) -> None:
+    The last process to enter a replica removes the file's name, because no other process needs the
+    name. The kernel then frees the memory when the last process ends, even after a crash.
+
+    Attributes:
+        close: ends the lease and closes its descriptor; a second call does nothing. Garbage
+            collection and an exec do the same.
+    """
+
+    def __init__(
+        self, fd: int, layout: PoolLayout, worker: int | None, path: Path | None = None
+    ) -> None:
         self.fd = fd
         self.layout = layout
+        self.worker = worker
         self.close = weakref.finalize(self, _release, fd, path, os.getpid())
 
-    def absent(self, worker: int | None) -> list[str]:
+    @classmethod
+    def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> PoolFile:
+        """Enter a replica that shares an engine's own file, with one scheduler and ``workers``.
+
+        Args:
+            fd: a descriptor of the file, which the caller still owns and has to close too.
+            path: the file's path, which the engine must not remove.
+            worker: index of this process among the workers, from 0; ``None`` for the scheduler.
+
+        Raises:
+            ConfigError: another process has entered with this ``worker``, or all have entered.
+        """
+        # Only the number of workers matters here, because the engine defines the memory's layout.
+        file = enter_named(os.dup(fd), Path(path), PoolLayout(1, 1, workers), worker)
+        if file is None:
+            raise ConfigError(f"{path} has all its members: give each replica a different id")
+        return file
+
+    def absent(self) -> list[str]:
+        """Return which of the scheduler and the workers have not entered, such as "worker 1"."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
             for member in members
-            if member != worker and not leases.is_claimed(self.fd, member)
+            if member != self.worker and not leases.is_claimed(self.fd, member)
         ]
 
 
@@ -47,7 +77,7 @@ def make_unnamed(layout: PoolLayout) -> PoolFile:
         _shape(fd, layout)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         _claim(fd, layout, None)
-    return PoolFile(fd, layout)
+    return PoolFile(fd, layout, None)
 
 
 def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None) -> PoolFile:
@@ -66,7 +96,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
         found = _layout_of(fd, layout)
         if worker is not None:
             _claim(fd, found, worker)
-    return PoolFile(fd, found)
+    return PoolFile(fd, found, worker)
 
 
 def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | None) -> PoolFile:
@@ -109,13 +139,13 @@ def sweep(directory: Path) -> None:
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
     """Join a named file as the scheduler or a worker; the last to join removes the name."""
     # If the file no longer has its name, close ``fd`` and return ``None``.
-    file = PoolFile(fd, layout, path)
+    file = PoolFile(fd, layout, worker, path)
     try:
         with leases.joining(fd):
             if os.fstat(fd).st_nlink:
                 _layout_of(fd, layout)
                 _claim(fd, layout, worker)
-                if not file.absent(worker):
+                if not file.absent():
                     path.unlink()
                 return file
     except BaseException:
@@ -169,7 +199,7 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
         return None
     finally:
         os.close(parent)
-    return PoolFile(fd, layout, path)
+    return PoolFile(fd, layout, worker, path)
 
 
 def _shape(fd: int, layout: PoolLayout) -> None:

@@ -53,10 +53,7 @@ class Backoff:
 
 
 class Direction(Enum):
-    """The direction of calls that a breaker guards.
-
-    A full disk must stop stores but not loads, so each direction has its own breaker.
-    """
+    """The direction of calls that a breaker guards: a full disk must stop stores, but not loads."""
 
     #: Lookups and loads.
     READ = "read"

@@ -9,11 +9,7 @@ from kvtier_sdk.types import Region
 
 
 class BufferArena:
-    """A pool of buffers of one length, all cut from one memory mapping.
-
-    A tier can register the mapping, for RDMA for example, because the mapping never grows or
-    moves. A page of the mapping occupies memory only after its first use.
-    """
+    """A pool of buffers of one length, cut from one mapping that a tier can register for RDMA."""
 
     def __init__(self, buffer_bytes: int, count: int) -> None:
         self._buffer_bytes = buffer_bytes

@@ -65,10 +65,7 @@ class NoteSegments:
         self._room_bytes = self._memory.chunk_bytes - _LENGTH.size - _RECORD_BYTES
 
     def add(self, notes: Mapping[OffloadKey, bytes]) -> None:
-        """Add the notes of stored chunks.
-
-        A chunk stored anew was lost meanwhile, so other engines need its note in a new segment.
-        """
+        """Add the notes of stored chunks, which other engines need in a new segment."""
         fitting = {k: n for k, n in notes.items() if n and _size(k, n) <= self._room_bytes}
         self._pending.update(fitting)
         self._has_news |= bool(fitting)

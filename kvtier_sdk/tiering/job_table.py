@@ -11,16 +11,13 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 
 
 class JobTable:
-    """A tier's jobs and removals. A quarantined job has a result, but its I/O may still run.
-
-    If a tier reports the removal of a chunk while a job stores or loads the chunk, the removal may
-    have happened after the job's I/O, so the chunk counts as removed.
-    """
+    """A tier's jobs and removals. A quarantined job has a result, but its I/O may still run."""
 
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # For each running store or load, its chunks that were removed since its begin.
+        # For each running store or load, its chunks that were removed since its begin: perhaps
+        # after the job's I/O, so they count as removed.
         self._gone: dict[int, set[OffloadKey]] = {}
 
     def __bool__(self) -> bool:

@@ -13,11 +13,7 @@ _NAMES: Final = 8
 
 
 class Sessions:
-    """The chunks of the last request of each named session.
-
-    The session that was used least recently is forgotten first. A chunk that left the pool takes
-    about 200 bytes, any other 100.
-    """
+    """The chunks of each session's last request; the least recently used is forgotten first."""
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks

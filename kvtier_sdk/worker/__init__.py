@@ -7,22 +7,7 @@ try:
 except ImportError as error:
     raise ConfigError("kvtier_sdk.worker needs torch: pip install 'kvtier-sdk[torch]'") from error
 
-from kvtier_sdk.worker.device import Copy, Device
 from kvtier_sdk.worker.geometry import DeviceBlocks, KVGroup, KVTensor
-from kvtier_sdk.worker.planning import CopyPlan, GroupLayout, GroupShare, HostLayout, JobPlan
 from kvtier_sdk.worker.worker import CopyResult, OffloadWorker
 
-__all__ = [
-    "Copy",
-    "CopyPlan",
-    "CopyResult",
-    "Device",
-    "DeviceBlocks",
-    "GroupLayout",
-    "GroupShare",
-    "HostLayout",
-    "JobPlan",
-    "KVGroup",
-    "KVTensor",
-    "OffloadWorker",
-]
+__all__ = ["CopyResult", "DeviceBlocks", "KVGroup", "KVTensor", "OffloadWorker"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s, JobPlan
@@ -39,12 +39,11 @@ class CPUDevice(Device):
 
     def __init__(
         self,
-        clock: Clock | None = None,
         *,
         threads: int | None = None,
         copy: Callable[[Int64s, Int64s, Int64s], None] = copy_runs,
     ) -> None:
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._copy = copy
         self._cpus = _cpus_of_the_process()
         #: Copies with parts that have not begun, the most urgent first.

@@ -47,15 +47,12 @@ Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The copying kernel on one device. Creation fails if triton is not installed.
-
-    After a failed launch, ``has_failed`` is true and the kernel must not be used any more.
-    """
+    """The copying kernel on one device. Creation fails if triton is not installed."""
 
     def __init__(self, device: torch.device) -> None:
         from kvtier_sdk.worker.kernel import launch
 
-        self.has_failed = False
+        self.has_failed = False  # true after a failed launch, which ends the use of the kernel
         self._launch = launch
         self._device = device
         self._uploads = torch.cuda.Stream(device, priority=-1)
@@ -114,10 +111,7 @@ class _Staging:
 
 
 class _Band(NamedTuple):
-    """Consecutive segments of a chunk that fit into a staging part.
-
-    A band has all segments of the group, unless a chunk is larger than a part.
-    """
+    """Consecutive segments of a chunk that fit into a staging part; all, if the chunk fits."""
 
     segments: slice
     begin_bytes: int

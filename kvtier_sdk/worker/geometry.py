@@ -23,22 +23,19 @@ class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
     Any order of dimensions and any dtype work. Keys and values may lie apart, heads may come before
-    tokens, and a tensor may hold several layers. Pass padded pages as a view without the padding.
+    tokens, and a tensor may hold several layers. Pass padded pages as a view without the padding,
+    and smaller blocks of an attention kernel as a view with the engine's: ``unflatten``.
 
     Attributes:
         tensor: the tensor, or a strided view of it.
         block_dim: the dimension that counts blocks.
-        kernel_blocks: steps of ``block_dim`` in one block; more than 1 if the attention kernel's
-            blocks are smaller than the engine's.
 
     Raises:
-        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``; or the
-            size of that dimension is not a multiple of ``kernel_blocks``.
+        ConfigError: the tensor is empty or not strided, or has no dimension ``block_dim``.
     """
 
     tensor: torch.Tensor
     block_dim: int = 0
-    kernel_blocks: int = 1
 
     def __post_init__(self) -> None:
         shape = tuple(self.tensor.shape)
@@ -50,21 +47,16 @@ class KVTensor:
             )
         if 0 in shape:
             raise ConfigError(f"a KV tensor of shape {shape} has no bytes")
-        if self.kernel_blocks < 1 or shape[self.block_dim] % self.kernel_blocks:
-            raise ConfigError(
-                f"kernel_blocks is {self.kernel_blocks}: a KV tensor of shape {shape} has "
-                f"{shape[self.block_dim]} kernel blocks, which is not a multiple of it"
-            )
 
     @property
     def blocks(self) -> int:
         """The number of blocks in the tensor."""
-        return self._block_dim()[0]
+        return self.tensor.shape[self.block_dim]
 
     @property
     def block_stride_bytes(self) -> int:
         """The distance from the start of one block to the start of the next, in bytes."""
-        return self._block_dim()[1]
+        return self.tensor.stride(self.block_dim) * self.tensor.element_size()
 
     @property
     def page_bytes(self) -> int:
@@ -73,30 +65,17 @@ class KVTensor:
 
     def segments(self) -> tuple[Int64s, int]:
         """Return the addresses of block 0's contiguous pieces, and the length of each in bytes."""
-        length_bytes = self.tensor.element_size()
+        length_bytes = element_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
-        for count, stride_bytes in sorted(self._inner_dims(), key=itemgetter(1)):
-            if stride_bytes == length_bytes:
+        block = self.tensor.select(self.block_dim, 0)
+        inner = zip(block.shape, block.stride(), strict=True)
+        for count, stride in sorted((dim for dim in inner if dim[0] > 1), key=itemgetter(1)):
+            if stride * element_bytes == length_bytes:
                 length_bytes *= count
             else:
-                steps = np.arange(count, dtype=np.int64) * stride_bytes
+                steps = np.arange(count, dtype=np.int64) * stride * element_bytes
                 addresses = (steps[:, None] + addresses).ravel()
         return addresses, length_bytes
-
-    def _block_dim(self) -> tuple[int, int]:
-        stride = self.tensor.stride(self.block_dim) * self.tensor.element_size()
-        return self.tensor.shape[self.block_dim] // self.kernel_blocks, stride * self.kernel_blocks
-
-    def _inner_dims(self) -> list[tuple[int, int]]:
-        """Return the count and the stride in bytes of each dimension inside a block."""
-        element_bytes = self.tensor.element_size()
-        dims = [
-            (count, stride * element_bytes)
-            for count, stride in zip(self.tensor.shape, self.tensor.stride(), strict=True)
-        ]
-        _, kernel_stride_bytes = dims[self.block_dim]
-        dims[self.block_dim] = (self.kernel_blocks, kernel_stride_bytes)
-        return [dim for dim in dims if dim[0] > 1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Operation
@@ -88,7 +87,6 @@ class OffloadWorker:
             load.
         device: the device that copies the bytes; the worker closes it. By default, the tensors'
             device determines the class.
-        clock: the clock that measures durations.
 
     Raises:
         ConfigError: the groups or the memory are unsuitable, a chunk is longer than a row of
@@ -101,7 +99,6 @@ class OffloadWorker:
         host: torch.Tensor | NDArray[np.uint8],
         *,
         device: Device | None = None,
-        clock: Clock | None = None,
     ) -> None:
         if not groups:
             raise ConfigError("a worker needs at least one KV-cache group")
@@ -117,7 +114,7 @@ class OffloadWorker:
         self._jobs: dict[int, _Job] = {}
         self._started = threading.Condition()
         self._closed = False
-        self._device = device or _open_device(groups, clock or SystemClock())
+        self._device = device or _open_device(groups)
         try:
             self._device.register(self._host, self._layouts)
         except BaseException:
@@ -321,7 +318,7 @@ def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     device.close()
 
 
-def _open_device(groups: Sequence[KVGroup], clock: Clock) -> Device:
+def _open_device(groups: Sequence[KVGroup]) -> Device:
     devices = {tensor.tensor.device for group in groups for tensor in group.tensors}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
@@ -330,7 +327,7 @@ def _open_device(groups: Sequence[KVGroup], clock: Clock) -> Device:
     if device.type == "cpu":
         from kvtier_sdk.worker.cpu import CPUDevice
 
-        return CPUDevice(clock)
+        return CPUDevice()
     if device.type == "cuda":
         from kvtier_sdk.worker.cuda import CUDADevice
 

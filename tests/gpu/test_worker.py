@@ -29,7 +29,7 @@ LAYOUTS: dict[str, Callable[[], list[KVTensor]]] = {
         KVTensor(random_blocks(2, BLOCKS, 4096), 1) for _ in range(3)
     ],
     "padded": lambda: [KVTensor(random_blocks(BLOCKS, 1000)[:, :900])],
-    "kernel blocks": lambda: [KVTensor(random_blocks(BLOCKS * 4, 512), kernel_blocks=4)],
+    "kernel blocks": lambda: [KVTensor(random_blocks(BLOCKS * 4, 512).unflatten(0, (-1, 4)))],
 }
 
 
@@ -73,8 +73,7 @@ def test_blocks_come_back_into_other_blocks(layout: str, per_chunk: int) -> None
 
 
 def steps(kv: KVTensor, block: int) -> torch.Tensor:
-    k = kv.kernel_blocks
-    return kv.tensor.movedim(kv.block_dim, 0)[block * k : (block + 1) * k]
+    return kv.tensor.select(kv.block_dim, block)
 
 
 def layers(blocks: int, page_bytes: int) -> KVGroup:

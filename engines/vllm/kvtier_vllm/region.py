@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kvtier_sdk import ConfigError
-from kvtier_sdk.engine import ReplicaLease
+from kvtier_sdk.engine import PoolFile
 
 
 class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
@@ -38,11 +38,11 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
     close = cleanup
 
 
-def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> ReplicaLease:
+def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> PoolFile:
     """Join the replica that shares a region; the last member to join removes the region's name."""
     # Unset this flag, or vLLM would remove the name again when the region's creator exits.
     region._creator = False
-    return ReplicaLease.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
+    return PoolFile.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 
 
 def refuse_absent(absent: Sequence[str]) -> None:

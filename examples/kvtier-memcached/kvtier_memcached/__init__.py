@@ -63,12 +63,15 @@ class MemcachedTier(kv.ChunkTierManager):
                 raise kv.ConfigError(f"option 'piece': {server} takes items up to {int(found[1])}")
 
     async def lookup(self, keys: Sequence[bytes], request: kv.RequestContext) -> Sequence[bool]:
-        async def ask(server: str, own: Sequence[bytes]) -> Sequence[bool]:
-            return await kv.ChunkTierManager.lookup(self, own, request)
+        # A server that is down fails its own keys, and not those of the others.
+        async def ask(key: bytes) -> bool | kv.TierError:
+            try:
+                return await self.contains_chunk(key)
+            except kv.TierError as error:
+                return error.detached()
 
-        found = await kv.call_by_shard(
-            self.context.clock, keys, lambda key: self._server_of(self._name(key)), ask
-        )
+        calls = [partial(ask, key) for key in keys]
+        found = await self.context.clock.gather_bounded(calls, limit=self.fan_out)
         kv.check_any_answered(found)
         return [one is True for one in found]
 

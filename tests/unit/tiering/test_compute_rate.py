@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtier_sdk.tiering.compute_rate import ComputeRate
+from kvtier_sdk.tiering.savings import ComputeRate
 
 
 def prompt(rate: ComputeRate, now_s: float, chunks: int, step_s: float, steps: int = 1) -> float:

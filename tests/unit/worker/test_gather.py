@@ -67,7 +67,7 @@ def tensors(draw: st.DrawFn) -> list[KVTensor]:
             lambda page=page: KVTensor(aligned(BLOCKS, page)),
             lambda page=page: KVTensor(aligned(2, BLOCKS, page), 1),
             lambda page=page: KVTensor(aligned(BLOCKS, page + 32)[:, :page]),
-            lambda page=page: KVTensor(aligned(BLOCKS * 2, page + 16)[:, :page], kernel_blocks=2),
+            lambda page=page: KVTensor(aligned(BLOCKS, 2, page + 16)[:, :, :page]),
         ]
         made.append(draw(st.sampled_from(kinds))())
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier_sdk import ConfigError
@@ -30,9 +30,9 @@ LAYOUTS = [
     ("heads outermost", KVTensor(cache(HEADS, BLOCKS, 2, TOKENS, DIM), 1), 2, 128),
     ("one head of several", KVTensor(cache(BLOCKS, TOKENS, HEADS, DIM)[:, :, 1]), 4, 16),
     ("padded page", KVTensor(cache(BLOCKS, 64)[:, :50]), 1, 100),
-    ("kernel blocks", KVTensor(cache(BLOCKS * 3, TOKENS, DIM), kernel_blocks=3), 1, 192),
-    ("kernel blocks, apart", KVTensor(cache(2, BLOCKS * 3, DIM), 1, 3), 2, 48),
-    ("kernel blocks, padded", KVTensor(cache(BLOCKS * 3, 16)[:, :8], kernel_blocks=3), 3, 16),
+    ("kernel blocks", KVTensor(cache(BLOCKS * 3, TOKENS, DIM).unflatten(0, (-1, 3))), 1, 192),
+    ("kernel blocks, apart", KVTensor(cache(2, BLOCKS * 3, DIM).unflatten(1, (-1, 3)), 1), 2, 48),
+    ("kernel blocks, padded", KVTensor(cache(BLOCKS * 3, 16)[:, :8].unflatten(0, (-1, 3))), 3, 16),
     ("negative dimension", KVTensor(cache(TOKENS, BLOCKS), -1), 4, 2),
 ]
 
@@ -41,7 +41,7 @@ def naive_addresses(kv: KVTensor) -> list[set[int]]:
     tensor, size = kv.tensor, kv.tensor.element_size()
     found: list[set[int]] = [set() for _ in range(kv.blocks)]
     for index in np.ndindex(tuple(tensor.shape)):
-        block = index[kv.block_dim] // kv.kernel_blocks
+        block = index[kv.block_dim]
         steps = sum(i * stride for i, stride in zip(index, tensor.stride(), strict=True))
         address = tensor.data_ptr() + steps * size
         found[block] |= set(range(address, address + size))
@@ -80,9 +80,7 @@ def test_any_strided_tensor_is_described_byte_for_byte(data: st.DataObject) -> N
     narrowed = data.draw(st.integers(0, len(shape) - 1))
     tensor = tensor.narrow(narrowed, 0, data.draw(st.integers(1, shape[narrowed])))
     block_dim = data.draw(st.integers(0, len(shape) - 1))
-    kernel_blocks = data.draw(st.integers(1, 4))
-    assume(tensor.shape[block_dim] % kernel_blocks == 0)
-    kv = KVTensor(tensor, block_dim, kernel_blocks)
+    kv = KVTensor(tensor, block_dim)
     assert described_addresses(kv) == naive_addresses(kv)
 
 
@@ -100,8 +98,6 @@ def test_a_group_says_where_the_segments_are_in_a_chunk() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KVTensor(cache(7, 4), kernel_blocks=2), "not a multiple"),
-        (lambda: KVTensor(cache(7, 4), kernel_blocks=0), "kernel_blocks is 0"),
         (lambda: KVTensor(cache(7, 4), block_dim=2), "block_dim 2"),
         (lambda: KVTensor(cache(7, 4), block_dim=-3), "block_dim -3"),
         (lambda: KVTensor(torch.zeros(())), "block_dim 0"),

@@ -31,7 +31,6 @@ def caches(draw: st.DrawFn) -> list[KVGroup]:
                             lambda b=blocks, p=page: KVTensor(filled(2, b, p), 1),
                             lambda b=blocks, p=page: KVTensor(filled(b, 2, p).transpose(1, 2)),
                             lambda b=blocks, p=page: KVTensor(filled(b, 3, p)[:, 1]),
-                            lambda b=blocks, p=page: KVTensor(filled(b * 2, p), kernel_blocks=2),
                             lambda b=blocks, p=page: KVTensor(filled(b, 2, p + 1)[:, :, :p]),
                             lambda b=blocks, p=page: KVTensor(
                                 filled(b, 8 * p).view(torch.bfloat16).view(b, 2, -1)
@@ -45,9 +44,7 @@ def caches(draw: st.DrawFn) -> list[KVGroup]:
 
 
 def page(kv: KVTensor, block: int) -> bytes:
-    k = kv.kernel_blocks
-    steps = kv.tensor.movedim(kv.block_dim, 0)[block * k : (block + 1) * k]
-    return steps.contiguous().view(torch.uint8).numpy().tobytes()
+    return kv.tensor.select(kv.block_dim, block).contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def pages(group: KVGroup, block: int) -> list[bytes]:
