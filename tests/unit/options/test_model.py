@@ -221,15 +221,6 @@ def test_a_secret_is_never_shown(options: dict[str, object], told: str) -> None:
     assert "hunter2" not in text
 
 
-def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
-    options = {"password": "hunter2-hunter2", "pin": "hunter2-hunter2", "tokens": 3}
-    guarded = validate_options(Guarded, options, Place("tier"))
-    assert "hunter2" not in repr(guarded) + str(guarded)
-    assert "tokens=3" in repr(guarded)
-    assert guarded.to_dict() == {"password": "***", "pin": "***", "tokens": 3}
-    assert guarded.to_dict(secrets=True) == options
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -95,14 +95,6 @@ def turn(
     policy.now_s += 1
 
 
-def test_a_conversation_that_has_ended_leaves_first_from_its_end() -> None:
-    policy = opened(8)
-    turn(policy, "stays", [b"a", b"b"])
-    turn(policy, "ends", [b"c", b"d"], resume_in_s=inf)
-    turn(policy, "stays too", [b"e", b"f"])
-    assert policy.choose_victims(3, lambda key: True)[:2] == [b"d", b"c"]
-
-
 def test_what_other_conversations_need_outlives_the_end_of_one() -> None:
     policy = opened(8)
     turn(policy, "stays", [b"system", b"a", b"b", b"c"])
@@ -129,14 +121,6 @@ def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> Non
         turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
     # The fast one has just begun to wait. Without its pace it would leave first.
     assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
-
-
-def test_what_returns_at_one_age_is_expected_back_at_the_next() -> None:
-    known, unknown = _Rates(), _Rates()
-    known.note(10, 5.0, 0.0)
-    known.renew()
-    assert known.worths[11] > 2 * unknown.worths[11]
-    assert known.worths[20] < 1.1 * unknown.worths[20]
 
 
 def test_rates_of_which_little_is_known_follow_their_base() -> None:
