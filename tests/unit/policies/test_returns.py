@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from support.workloads import generate
 from kvtier_sdk import OffloadKey, RequestContext, load_policy
 from kvtier_sdk.cli.plan.traffic import count_hits
 from kvtier_sdk.cli.replay import ReplayRequest
-from kvtier_sdk.policies.returns import ReturnsPolicy, _Group, _Rates
+from kvtier_sdk.policies.returns import ReturnsPolicy, _Rates
 
 
 @pytest.mark.parametrize(
@@ -240,21 +239,3 @@ def test_a_return_is_counted_however_many_turns_came_before() -> None:
     turn(policy, "again", [b"a"])
     assert policy.choose_victims(1, lambda key: True) == [b"a"]
     assert all(worth > 0 for rates in policy._rates.values() for worth in rates.worths)
-
-
-def test_a_conversation_leaves_no_groups_behind() -> None:
-    policy = opened(64)
-    for n in range(2000):
-        keys = [*(b"%d" % k for k in range(8 + n // 400)), b"tail %d" % n]
-        over = len(policy._groups) + 2 - 64
-        for victim in policy.choose_victims(max(0, over), lambda key: True):
-            policy.on_remove(victim)
-        turn(policy, str(n), keys)
-    gc.collect()
-    kinds = set(policy._kinds.values())
-    found = [known for known in gc.get_objects() if type(known) is _Group]
-    groups = [group for group in found if group.kind in kinds]
-    kept = len(policy._groups) + len(policy._ghosts)
-    assert len([group for group in groups if group.keys]) <= kept
-    # Groups without chunks wait in the cells for the next 64 turns, and are then forgotten.
-    assert len(groups) <= kept + 64 * 10

@@ -1,9 +1,6 @@
 """Hints that clients of ``vllm serve`` send over HTTP, and operators over the admin socket."""
 
-import json
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import kvtier
 from support.redis_server import free_port
 from vllm_server import (
     complete,
@@ -20,6 +18,7 @@ from vllm_server import (
     serving_model,
     wait_for,
     wait_until,
+    write_config,
 )
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
@@ -79,13 +78,8 @@ class Server:
         return self._log.read_text()
 
     def command(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvtier_sdk.cli", words[0], str(self.socket), *words[1:]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return done.stdout.strip()
+        done = kvtier(words[0], self.socket, *words[1:])
+        return (done.stdout + done.stderr).strip()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -111,22 +105,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model, port = folder / "model", free_port()
     make_model(model)
     server = Server(folder, model, port)
-    offloading = {
-        "spec_name": "KVTierOffloadingSpec",
-        "spec_module_path": "kvtier_vllm",
-        "cpu_bytes_to_use": "32MiB",
-        "secondary_tiers": [f"file://{folder}/kv?capacity=1GiB"],
-        "admin_socket": str(server.socket),
-    }
     config = folder / "offloading.json"
-    config.write_text(
-        json.dumps(
-            {
-                "kv_connector": "OffloadingConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": offloading,
-            }
-        )
+    write_config(
+        config,
+        cpu_bytes_to_use="32MiB",
+        secondary_tiers=[f"file://{folder}/kv?capacity=1GiB"],
+        admin_socket=str(server.socket),
     )
     # The device holds little more than one prompt.
     options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"

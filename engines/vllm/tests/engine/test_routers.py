@@ -13,6 +13,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from support.command import tier
 from support.router import Router, free_endpoints, publisher_at
 from support.server import free_port
 from support.vllm_engine import BLOCK_TOKENS, OUR_MANAGER, make_prompt
@@ -100,17 +101,6 @@ def tree_of(router: Router) -> Any:
                 # With a block the tree has already removed all that follow it.
                 tree.apply_event(7, json.dumps(told).encode())
     return tree
-
-
-def tier(command: str, *words: str) -> dict[str, Any]:
-    program = "from kvtier_sdk.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "tier", command, "--json", *words],
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def test_a_router_finds_what_a_restarted_engine_has_in_files(
