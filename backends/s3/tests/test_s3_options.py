@@ -33,12 +33,6 @@ def test_everything_in_a_url():
 
 def test_what_is_said_about_encryption():
     assert config("s3://kv?sse=AES256").write_headers == {"x-amz-server-side-encryption": "AES256"}
-    kms = config("s3://kv?sse=aws:kms&sse_kms_key_id=k")
-    assert kms.write_headers == {
-        "x-amz-server-side-encryption": "aws:kms",
-        "x-amz-server-side-encryption-aws-kms-key-id": "k",
-    }
-    assert kms.read_headers == {}
     own = config("s3://kv", sse_secret_key=KEY)
     assert (
         own.write_headers
