@@ -50,7 +50,7 @@ TRIES ?= 3
 
 .PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
-	setup-lmcache test-lmcache test-lmcache-own setup-sglang test-sglang test-engines
+	setup-lmcache test-lmcache setup-sglang test-sglang test-engines
 
 help:
 	@echo "make demo [TRACE=file.jsonl]  chats through host pool and file tier, in two processes; no torch"
@@ -84,7 +84,6 @@ help:
 	@echo "make test-vllm                real vLLM engines on the CPU: environment and tests"
 	@echo "make test-vllm-compiled       the same, with the compiled core of make wheels"
 	@echo "make test-lmcache             LMCache's storage manager on the CPU: environment and tests"
-	@echo "make test-lmcache-own SOURCES=DIR  LMCache's own tests, from its unpacked sources, on our adapter"
 	@echo "make test-sglang              SGLang's cache controller on the CPU: environment and tests"
 	@echo "make sanitize                 the C code's tests under the address, undefined behaviour and thread sanitizers"
 	@echo "make test-kernel              the kernel that gathers small pages, in triton's interpreter"
@@ -326,10 +325,6 @@ setup-lmcache: $(CODER)
 
 test-lmcache: setup-lmcache redis-server memcached
 	$(LMCACHE_VENV)/bin/python -m pytest engines/lmcache/tests/engine $(ENGINES)
-
-# LMCache's own tests, from its source distribution, unpacked.
-test-lmcache-own: setup-lmcache
-	PYTHONPATH=tests:engines/lmcache/tests/engine $(LMCACHE_VENV)/bin/python -m lmcache_own_tests $(SOURCES)
 
 setup-sglang: $(CODER)
 	$(PYTHON) scripts/sglang_environment.py $(SGLANG_VENV)

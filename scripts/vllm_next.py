@@ -20,7 +20,7 @@ NEXT, RELEASE = "vllm==0.33.0", "0.33"
 #: The tests that run without an engine.
 NAMES = (
     *("plugin", "interface", "identity", "parallelism", "cache_policy"),
-    *("region", "secondary_tier", "slot_sizes", "transfer_config"),
+    *("region", "secondary_tier", "transfer_config"),
 )
 TESTS = [f"engines/vllm/tests/engine/test_{name}.py" for name in NAMES]
 

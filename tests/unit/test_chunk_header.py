@@ -108,18 +108,6 @@ def test_any_flipped_bit_of_the_header_is_found() -> None:
             check(header, payload)
 
 
-@given(st.binary(max_size=36).filter(lambda key: key != KEY))
-def test_a_chunk_of_another_key_is_found(key: bytes) -> None:
-    with pytest.raises(CorruptChunkError, match="another key or namespace"):
-        check(*sealed(), key=key)
-
-
-def test_a_chunk_of_another_namespace_is_found() -> None:
-    foreign = ChunkHeader(Namespace({"model": "other"}).fingerprint, CHUNK_BYTES)
-    with pytest.raises(CorruptChunkError, match="another key or namespace"):
-        check(*sealed(chunk_header=foreign))
-
-
 def test_a_padded_header_says_its_own_length_and_is_zero_behind_its_fields() -> None:
     header, payload = sealed(header_length=4096)
     assert bytes(header) == hand_built(header_length=4096) + bytes(4096 - 64)

@@ -85,20 +85,6 @@ def test_a_late_router_gets_everything_and_then_what_is_new(
     router.close()
 
 
-def test_a_router_that_outlives_the_engine_forgets_what_the_engine_had(
-    publish: Make, endpoints: list[str]
-) -> None:
-    publisher = publish()
-    publisher.put(event(key(1)))
-    router = Router(*endpoints)
-    router.catch_up()
-    publisher.close()
-    publish().put(event(key(2)))
-    router.catch_up()
-    assert set(router.blocks) == {("STORAGE", 0, 2)}
-    router.close()
-
-
 @pytest.mark.parametrize(("kept_bytes", "loss", "snapshots"), [(10_000, 0.5, 1), (100, 1.0, 2)])
 def test_a_router_that_missed_more_than_is_kept_gets_a_snapshot(
     publish: Make,

@@ -78,8 +78,8 @@ def home_of(module: str) -> str | None:
     return max(homes, key=len) if homes else None
 
 
-def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
-    package = module if is_package else module.rpartition(".")[0]
+def imports_of(source: str, module: str) -> Iterator[Import]:
+    package = module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -108,12 +108,12 @@ def heavy_breaches(imported: Import, module: str) -> list[str]:
     return [f"{module}:{imported.line}: imports {root}; only {' and '.join(homes)} may"]
 
 
-def import_breaches(source: str, module: str, *, is_package: bool = False) -> list[str]:
+def import_breaches(source: str, module: str) -> list[str]:
     home = home_of(module)
     if home is None:
         return [f"{module}: the table of layers does not know it"]
     found = []
-    for imported in imports_of(source, module, is_package=is_package):
+    for imported in imports_of(source, module):
         where = f"{module}:{imported.line}"
         found += heavy_breaches(imported, module)
         if not is_in(imported.module, "kvtier_sdk"):
@@ -202,9 +202,7 @@ def test_imports_run_downward_only() -> None:
     found = [
         breach
         for module, path in SDK_MODULES
-        for breach in import_breaches(
-            path.read_text(), module, is_package=path.name == "__init__.py"
-        )
+        for breach in import_breaches(path.read_text(), module)
     ]
     assert found == []
 
@@ -307,28 +305,6 @@ def test_an_import_that_a_layer_may_not_make_is_caught(module: str, source: str,
 
 
 @pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("kvtier_sdk.contract", "from kvtier_sdk.types import Transfer"),
-        ("kvtier_sdk.runner.thread", "from .base import Runner"),
-        ("kvtier_sdk.engine", "from kvtier_sdk.tiering import TieringManager"),
-        ("kvtier_sdk.worker.copier", "import torch"),
-        ("kvtier_sdk.cli.main", "import typer\nfrom kvtier_sdk import __version__"),
-        ("kvtier_sdk.testing.kit", "from kvtier_sdk.testing import VirtualClock"),
-        ("kvtier_sdk.aio.clock", "import rich_text_of_somebody_else"),
-    ],
-)
-def test_a_legal_import_passes(module: str, source: str) -> None:
-    assert import_breaches(source, module) == []
-
-
-def test_a_package_resolves_relative_imports_from_itself() -> None:
-    source = "from .base import Runner"
-    assert import_breaches(source, "kvtier_sdk.runner", is_package=True) == []
-    assert import_breaches(source, "kvtier_sdk.runner", is_package=False) != []
-
-
-@pytest.mark.parametrize(
     "source",
     [
         "import time\ntime.time()",
@@ -348,11 +324,6 @@ def test_a_way_around_the_clock_is_caught(source: str) -> None:
         source = "async def f():\n" + "\n".join(f"    {line}" for line in source.splitlines())
     assert clock_breaches(source, "kvtier_sdk.runner.loop") != []
     assert clock_breaches(source, "kvtier_sdk.testing.virtual_clock") == []
-
-
-def test_the_clock_itself_is_the_way() -> None:
-    source = "clock.now_s(); clock.call_at(1.0, f); clock.spawn(x, name='n'); clock.timeout(1)"
-    assert clock_breaches(source, "kvtier_sdk.runner.loop") == []
 
 
 def test_replay_may_observe_but_not_wait() -> None:
@@ -392,12 +363,3 @@ def test_a_backend_that_imports_more_is_caught(source: str) -> None:
 )
 def test_an_engine_that_imports_more_is_caught(source: str) -> None:
     assert package_breaches(source, "kvtier_lmcache.adapter", FOR_ENGINES) != []
-
-
-def test_a_package_may_import_public_names_its_own_and_its_engine() -> None:
-    source = (
-        "import os\nfrom kvtier_sdk import TierError, run_blocking\nfrom kvtier_file.x import y"
-    )
-    assert package_breaches(source, "kvtier_file.tier", FOR_BACKENDS) == []
-    source = f"import vllm\n{OF_ENGINES}\nfrom kvtier_sdk import Job\nfrom kvtier_vllm import z"
-    assert package_breaches(source, "kvtier_vllm.spec", FOR_ENGINES) == []

@@ -54,12 +54,6 @@ def test_a_difference_names_ours_and_theirs() -> None:
     }
 
 
-def test_the_format_version_is_one_of_the_facts() -> None:
-    namespace = Namespace({"model": "m"})
-    assert namespace.manifest == {"model": "m", "frame_version": HEADER_VERSION}
-    assert "frame_version" in namespace.differences({"model": "m", "frame_version": 99})
-
-
 def test_a_secret_decides_but_is_in_no_manifest() -> None:
     ours, theirs = Namespace({"api_token": "hunter2"}), Namespace({"api_token": "hunter3"})
     assert ours != theirs

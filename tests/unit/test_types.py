@@ -29,14 +29,6 @@ def test_a_group_index_that_does_not_fit_is_refused(group_index: int) -> None:
         make_offload_key(b"hash", group_index)
 
 
-def test_a_transfer_is_its_header_then_its_payload() -> None:
-    header, payload = memoryview(bytearray(64)), memoryview(bytearray(100))
-    transfer = Transfer(b"key", RequestContext("r"), header, payload)
-    assert transfer.buffers[0] is header
-    assert transfer.buffers[1] is payload
-    assert transfer.object_bytes == 164
-
-
 class Seals:
     """A stand-in for the SDK's functions that seal and check a chunk. It records their calls."""
 

@@ -204,15 +204,6 @@ def free_bytes(bench):
     return status.f_bavail * status.f_frsize
 
 
-async def test_a_batch_evicts_no_more_than_min_free_requires(small):
-    tier = await small.open(min_free="512KiB")
-    await fill(small, tier)
-    assert await small.put(tier, *KEYS[:5]) == [None] * 5
-    # If the ledger has grown, a sixth chunk is evicted to make room for the ledger.
-    assert len(small.removed) in {5, 6}
-    assert free_bytes(small) >= 512 * 1024 - LEDGER_BYTES
-
-
 async def test_concurrent_batches_evict_for_min_free_at_most_their_size_more(small):
     small.chunk_bytes = 3 * 4096
     tier = await small.open(min_free="512KiB")

@@ -9,13 +9,6 @@ def config(url: str, **options: object):
     return TierSpec.from_url(url, **options).config
 
 
-def test_defaults():
-    options = config("file:///data/kv")
-    assert str(options.root) == "/data/kv"
-    assert (options.capacity_bytes, options.min_free) == (None, 0.05)
-    assert (options.direct_io, options.fsync) == ("auto", False)
-
-
 def test_all_options_in_a_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = config("file:rel/a%20b?capacity=1GiB&min_free=10GiB&direct_io=off&fsync=yes")
@@ -43,11 +36,8 @@ def test_direct_io_spellings(given, expected):
         ("file:?root=", r"is not a path"),
         ("file:///a%00b", r"is not a path"),
         ("file:///x?root=/y", r"option 'root' is given in the URL twice"),
-        ("file:///x?capcity=1GiB", r"did you mean 'capacity'"),
-        ("file:///x?capacity=lots", r"not a quantity"),
         ("file:///x?min_free=101%25", r"outside 0% to 100%"),
         ("file:///x?direct_io=maybe", r"not one of auto, on, off"),
-        ("file:///x?fsync=maybe", r"should be true or false"),
     ],
 )
 def test_error_messages(url, complaint):
@@ -67,17 +57,6 @@ async def test_a_root_below_a_file(bench, tmp_path):
     bench.root = tmp_path / "file" / "kv"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="kv' is not writable: Not a directory; choose another"):
-        await bench.open()
-
-
-async def test_a_root_that_is_not_writable(bench, monkeypatch):
-    bench.root.mkdir()
-
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(ConfigError, match=r"kv' is not writable: Permission denied"):
         await bench.open()
 
 

@@ -11,19 +11,6 @@ from kvtier_sdk import Namespace
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
 
-async def test_recency_survives(bench):
-    tier = await bench.open()
-    await bench.put(tier, *KEYS[:4])
-    await bench.loads(tier, KEYS[1])
-    await tier.touch([KEYS[2], KEYS[0]])
-    await bench.close()
-    tier = await bench.open(capacity=4 * bench.object_bytes)
-    await bench.put(tier, *KEYS[4:7])
-    # The order of use was 3, 1, 2, 0.
-    assert bench.removed == [KEYS[3], KEYS[1], KEYS[2]]
-    assert await bench.has(tier, *KEYS[:4]) == [True, False, False, False]
-
-
 @pytest.mark.parametrize("step_s", [-86400, -1, 86400])
 @pytest.mark.parametrize("restart", [False, True])
 async def test_setting_the_clock_keeps_the_order(bench, step_s, restart, monkeypatch):

@@ -421,17 +421,6 @@ async def test_who_joins_asks_first_those_who_have_a_reservation(bench, monkeypa
     store.close()
 
 
-async def test_a_lost_lease_is_taken_again(pair):
-    one, other = pair
-    first = await one.open()
-    (lease,) = (one.root / ".shared" / "leases").iterdir()
-    lease.unlink()
-    await one.put(first, KEYS[0])
-    assert lease.exists()
-    await other.open()
-    assert lease.exists()
-
-
 async def test_a_store_succeeds_without_room_for_the_ledger(pair, monkeypatch):
     one, first, other, second = await open_both(pair)
     real = os.pwrite

@@ -34,7 +34,6 @@ def test_everything_in_a_url():
         ("mooncake://h?lend=1MiB", r"'lend' is below 16MiB"),
         ("mooncake://h?capacity=1GiB", r"'capacity': the nodes' memory is the limit"),
         ("mooncake://h?ttl=1h", r"'ttl': the nodes' memory is the limit"),
-        ("mooncake://h?replica=2", r"did you mean 'replicas'"),
         ("mooncake://h?runner=thread", r"has to run in a process of its own"),
     ],
 )

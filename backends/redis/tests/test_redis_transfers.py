@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import socket
-from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,7 +8,7 @@ from support.copies import ByteLedger, check_no_copies, traced_peak
 from support.proxy import Proxy
 
 from kvtier_redis.connector import Connector
-from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
+from kvtier_redis.resp import Kind, Reply, call
 from kvtier_sdk import Connection, SystemClock, TierSpec, TierTimeoutError, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -60,27 +59,6 @@ async def test_values_of_one_short_length_are_copied_only_at_first(bench, server
         assert await tier.load(batch) == [None] * 8
     assert ledger.other_bytes < 8 * 200
     assert peak.allocated_bytes < 256 * 1024
-
-
-@pytest.mark.parametrize("piece_bytes", [1, 7, 100])
-async def test_stores_sent_together_get_each_its_own_reply(piece_bytes):
-    said = [b"+OK", b"-OOM command not allowed", b"+OK", b"-MOVED 7 h:1", b"+OK"]
-    requests = [Exchange(b"%d" % number, [b"<", b"payload", b">"]) for number in range(5)]
-
-    async def talk(reader, writer):
-        await reader.readexactly(5 * len(b"<payload>"))
-        text = b"\r\n".join([*said, b""])
-        for start in range(0, len(text), piece_bytes):
-            writer.write(text[start : start + piece_bytes])
-            await writer.drain()
-            await asyncio.sleep(0)
-        await reader.read()
-
-    async with connection_to(talk) as connection:
-        await run_some(connection, deque(requests), 5)
-        texts = [request.outcome.text for request in requests]
-        assert texts == [line.decode()[1:] for line in said]
-        assert connection.is_usable
 
 
 async def test_of_stores_sent_together_those_with_a_reply_are_stored(bench, server, proxy):

@@ -2,9 +2,6 @@ import asyncio
 
 import pytest
 from support.copies import ByteLedger, check_no_copies
-from support.s3_server import S3Server
-
-from kvtier_sdk import TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
@@ -57,8 +54,3 @@ async def test_lookups_wait_for_no_chunk(bench, scripted):
     assert not store.done()
     scripted.answers_puts.set()
     assert await store == [None]
-
-
-async def test_no_server(bench, tmp_path):
-    with pytest.raises(TierUnavailableError, match="no connection to 127.0.0.1:"):
-        await bench.open(S3Server(tmp_path).url)

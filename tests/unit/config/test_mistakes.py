@@ -13,7 +13,6 @@ TOP = ", ".join(sorted(TieringConfig.option_names()))
 COMMON_NAMES = {"type", "backend", "name", "url", *RunnerOptions.option_names()}
 COMMON = ", ".join(sorted(COMMON_NAMES))
 MEMORY = ", ".join(sorted(COMMON_NAMES.union(MemoryTierConfig.option_names())))
-UNITS = "B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB, EB"
 NO_POOL = "option 'slots' or 'pool_bytes' is missing; it says how big the host pool is, for "
 NO_POOL += "example pool_bytes '4GiB' or '5%'"
 
@@ -24,12 +23,9 @@ MISTAKES: list[tuple[Any, str]] = [
     (["slots"], "should be a table of options"),
     ({1: 2}, "option '1' has a name that is not text"),
     ({"polcy": "lru"}, f"unknown option 'polcy'; did you mean 'policy'? allowed: {TOP}"),
-    ({"chunk_bytes": "64KX"}, f"option 'chunk_bytes': '64KX': unit 'KX' is none of {UNITS}"),
     ({"chunk_bytes": 0}, "option 'chunk_bytes' is 0 but should be greater than 0"),
-    ({"slots": 2.5}, "option 'slots' is 2.5 but should be a whole number"),
     ({"recompute": "5"}, "option 'recompute': '5' has no unit; write for example '250ms'"),
     ({"store_reserve": "100%"}, "option 'store_reserve' is 1.0 but should be less than 1"),
-    ({"verify": "maybe"}, "option 'verify' is 'maybe' but should be true or false"),
     ({"namespace": ["x"]}, "option 'namespace' is ['x'] but should be a table"),
     (
         {"namespace": {"model": {1}}},

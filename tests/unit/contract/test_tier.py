@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from kvtier_sdk import (
-    ChunkNotFoundError,
     ChunkTierManager,
     OffloadKey,
     RequestContext,
@@ -81,26 +80,6 @@ def tier(make_context: ContextFactory) -> Recorder:
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("operation", ["store", "load"])
-async def test_verdicts_have_the_order_of_the_batch(tier: Recorder, operation: str) -> None:
-    tier.hold(b"a", b"b", b"c")
-    lost = tier.outcomes[b"b"] = ChunkNotFoundError("lost")
-    task = asyncio.create_task(getattr(tier, operation)(transfers(b"a", b"b", b"c")))
-    for key in (b"c", b"b", b"a"):
-        await settle()
-        tier.gates[key].set()
-    assert await task == [None, lost, None]
-    assert tier.ended == [b"c", b"b", b"a"]
-
-
-async def test_a_failed_chunk_does_not_stop_the_others(tier: Recorder) -> None:
-    keys = [bytes([number]) for number in range(10)]
-    for key in keys[::2]:
-        tier.outcomes[key] = TierUnavailableError("gone")
-    verdicts = await tier.store(transfers(*keys))
-    assert [verdict is None for verdict in verdicts] == [False, True] * 5
 
 
 async def test_an_outage_is_never_a_no(tier: Recorder) -> None:

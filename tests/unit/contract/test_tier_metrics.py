@@ -50,16 +50,3 @@ def test_nothing_that_threads_add_is_lost(make_context: MakeContext) -> None:
         taken += context.metrics.take_changes()[0].get("sent", 0.0)
     taken += context.metrics.take_changes()[0].get("sent", 0.0)
     assert taken == 20_000
-
-
-def test_only_changes_are_told(make_context: MakeContext) -> None:
-    context = make_context()
-    sent, idle = context.counter("sent"), context.gauge("idle")
-    assert context.metrics.take_changes() == ({"sent": 0.0}, {"idle": 0.0})
-    assert context.metrics.take_changes() == ({}, {})
-    sent.add(2)
-    idle.set(-1)
-    assert context.metrics.take_changes() == ({"sent": 2.0}, {"idle": -1.0})
-    sent.add(1)
-    idle.set(-1)
-    assert context.metrics.take_changes() == ({"sent": 1.0}, {})

@@ -32,11 +32,6 @@ def spec_of(tier_class: type[ShelfTier]) -> TierSpec:
     return TierSpec("shelf", "shelf", tier_class, config, RunnerOptions.model_validate({}))
 
 
-class YieldsKeys(ShelfTier):
-    async def scan(self) -> AsyncIterator[Entry]:
-        yield b"a key"  # type: ignore[misc]
-
-
 class Hangs(ShelfTier):
     async def scan(self) -> AsyncIterator[Entry]:
         await asyncio.Event().wait()
@@ -53,14 +48,6 @@ class Counts(ShelfTier):
     async def scan(self) -> AsyncIterator[Entry]:
         raise TierUnavailableError("gone")
         yield
-
-
-def test_entries_that_are_none_are_the_backends_bug() -> None:
-    with (
-        open_for_maintenance(spec_of(YieldsKeys), NAMESPACE) as tier,
-        pytest.raises(TierContractError, match="shelf scan: returned a bytes where Entry"),
-    ):
-        list(tier.entries())
 
 
 def test_a_tier_that_hangs_is_not_waited_for() -> None:

@@ -38,14 +38,6 @@ def test_text_is_as_good_as_a_value_of_the_kind() -> None:
         options.root = "/y"
 
 
-def test_an_unknown_option_names_the_closest_one_and_all() -> None:
-    text = complaint({"root": "/x", "capcity": 1})
-    assert text == (
-        "tier 'cold': unknown option 'capcity'; did you mean 'capacity'? "
-        "allowed: capacity, name, retries, root, sync"
-    )
-
-
 def test_the_attribute_is_not_a_second_name_of_the_option() -> None:
     assert "unknown option 'capacity_bytes'" in complaint({"root": "/x", "capacity_bytes": 1})
 
@@ -61,27 +53,6 @@ def test_the_attribute_is_not_a_second_name_of_the_option() -> None:
 )
 def test_a_wrong_value_says_what_it_should_be(options: dict[str, object], told: str) -> None:
     assert complaint({"root": "/x", **options}).startswith(f"tier 'cold': {told}")
-
-
-def test_each_fault_has_a_line_of_its_own() -> None:
-    assert [line.partition(";")[0] for line in complaint({"capcity": 1}).splitlines()] == [
-        "tier 'cold': option 'root' is missing",
-        "tier 'cold': unknown option 'capcity'",
-    ]
-
-
-def test_a_rule_about_several_options_is_told_without_naming_one() -> None:
-    class Paired(TierConfig):
-        user: str = ""
-        password: str = ""
-
-        @model_validator(mode="after")
-        def both_or_none(self) -> Self:
-            if bool(self.user) != bool(self.password):
-                raise ValueError("give user and password, or neither")
-            return self
-
-    assert complaint({"user": "u"}, Paired) == "tier 'cold': give user and password, or neither"
 
 
 class Pairs(TierConfig):
@@ -219,15 +190,6 @@ def test_a_secret_is_never_shown(options: dict[str, object], told: str) -> None:
     text = complaint(options, Guarded)
     assert told in text
     assert "hunter2" not in text
-
-
-def test_a_secret_is_shown_by_no_repr_but_given_when_asked_for() -> None:
-    options = {"password": "hunter2-hunter2", "pin": "hunter2-hunter2", "tokens": 3}
-    guarded = validate_options(Guarded, options, Place("tier"))
-    assert "hunter2" not in repr(guarded) + str(guarded)
-    assert "tokens=3" in repr(guarded)
-    assert guarded.to_dict() == {"password": "***", "pin": "***", "tokens": 3}
-    assert guarded.to_dict(secrets=True) == options
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support.workloads import count_hits
 
 from kvtier_sdk import TieringConfig, load_policy
 from kvtier_sdk.cli.plan import traffic
 from kvtier_sdk.cli.plan.traffic import PolicyTraffic, Traffic, Window
-from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, read_trace, replay
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload, replay
 from kvtier_sdk.types import make_offload_key
 
-TRACES = Path(__file__).parents[4] / "shared" / "traces"
 CHUNK_BYTES = HEADER_BYTES = 64
 
 
@@ -110,29 +107,3 @@ def test_a_share_of_the_keys_is_near_the_whole(monkeypatch: pytest.MonkeyPatch) 
     assert abs(alone.hit_rate - exact.hit_rate) < abs(lru.hit_rate - exact.hit_rate) / 2
     assert near.hit_rate == pytest.approx(true.hit_rate, abs=0.01)
     assert near.stored == pytest.approx(true.stored, rel=0.03)
-
-
-#: Pools, each with a tier behind it or none, for which the halves of a trace are alike. Elsewhere
-#: they are not: the agents' second half has a seventh of the load, and needs smaller pools.
-ALIKE = {
-    ("conversation-4k.jsonl", "lru"): [(512, 0), (1024, 0), (2048, 0), (2048, 65536)],
-    ("conversation-4k.jsonl", "returns"): [(1024, 0), (2048, 0), (4096, 0), (8192, 65536)],
-    ("agents.jsonl.gz", "lru"): [(16384, of) for of in (0, 32768, 65536, 131072)],
-    ("agents.jsonl.gz", "returns"): [(16384, of) for of in (0, 32768, 65536, 131072)],
-}
-
-
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the traces are not part of the project")
-@pytest.mark.parametrize("name", ["conversation-4k.jsonl", "agents.jsonl.gz"])
-def test_the_first_half_of_a_trace_forecasts_the_second(name: str) -> None:
-    whole = Traffic(read_trace(TRACES / name))
-    start_s, end_s = whole.workload[0].arrived_s, whole.workload[-1].arrived_s
-    middle_s = (start_s + end_s) / 2
-    for policy in ("lru", "returns"):
-        played = PolicyTraffic(whole, policy)
-        for sizes in ALIKE[name, policy]:
-            forecast = played.flow(*sizes, Window(start_s, middle_s, is_forecast=True))
-            fact = played.flow(*sizes, Window(middle_s, end_s))
-            assert forecast.hit_rate == pytest.approx(fact.hit_rate, abs=0.01), (policy, sizes)
-            of_each = [flow.stored / flow.asked for flow in (forecast, fact)]
-            assert of_each[0] == pytest.approx(of_each[1], rel=0.1), (policy, sizes)

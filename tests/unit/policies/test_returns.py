@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from support.workloads import count_hits, generate
 
 from kvtier_sdk import OffloadKey, RequestContext, load_policy
 from kvtier_sdk.cli.replay import ReplayRequest
-from kvtier_sdk.policies.returns import ReturnsPolicy, _Group, _Rates
+from kvtier_sdk.policies.returns import ReturnsPolicy, _Rates
 
 
 @pytest.mark.parametrize(
@@ -94,14 +93,6 @@ def turn(
     policy.now_s += 1
 
 
-def test_a_conversation_that_has_ended_leaves_first_from_its_end() -> None:
-    policy = opened(8)
-    turn(policy, "stays", [b"a", b"b"])
-    turn(policy, "ends", [b"c", b"d"], resume_in_s=inf)
-    turn(policy, "stays too", [b"e", b"f"])
-    assert policy.choose_victims(3, lambda key: True)[:2] == [b"d", b"c"]
-
-
 def test_what_other_conversations_need_outlives_the_end_of_one() -> None:
     policy = opened(8)
     turn(policy, "stays", [b"system", b"a", b"b", b"c"])
@@ -128,14 +119,6 @@ def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> Non
         turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
     # The fast one has just begun to wait. Without its pace it would leave first.
     assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
-
-
-def test_what_returns_at_one_age_is_expected_back_at_the_next() -> None:
-    known, unknown = _Rates(), _Rates()
-    known.note(10, 5.0, 0.0)
-    known.renew()
-    assert known.worths[11] > 2 * unknown.worths[11]
-    assert known.worths[20] < 1.1 * unknown.worths[20]
 
 
 def test_rates_of_which_little_is_known_follow_their_base() -> None:
@@ -255,21 +238,3 @@ def test_a_return_is_counted_however_many_turns_came_before() -> None:
     turn(policy, "again", [b"a"])
     assert policy.choose_victims(1, lambda key: True) == [b"a"]
     assert all(worth > 0 for rates in policy._rates.values() for worth in rates.worths)
-
-
-def test_a_conversation_leaves_no_groups_behind() -> None:
-    policy = opened(64)
-    for n in range(2000):
-        keys = [*(b"%d" % k for k in range(8 + n // 400)), b"tail %d" % n]
-        over = len(policy._groups) + 2 - 64
-        for victim in policy.choose_victims(max(0, over), lambda key: True):
-            policy.on_remove(victim)
-        turn(policy, str(n), keys)
-    gc.collect()
-    kinds = set(policy._kinds.values())
-    found = [known for known in gc.get_objects() if type(known) is _Group]
-    groups = [group for group in found if group.kind in kinds]
-    kept = len(policy._groups) + len(policy._ghosts)
-    assert len([group for group in groups if group.keys]) <= kept
-    # Groups without chunks wait in the cells for the next 64 turns, and are then forgotten.
-    assert len(groups) <= kept + 64 * 10

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.odd_answers import NONSENSE, HalfMadeError
-from support.runners import Make as RunnerMake
 from support.scripted_loop import LOAD, LOOKUP, STORE, Make, Rig
 
 from kvtier_sdk import ChunkNotFoundError, make_offload_key
@@ -95,11 +94,3 @@ def test_an_entry_that_is_none_quarantines_its_author(make: Make, entry: Any) ->
     rig.tier.scan = scan  # type: ignore[method-assign]
     assert rig.do(Operation.PURGE) == ["contract"]
     assert "where Entry belongs" in str(rig.loop.call.quarantine)
-
-
-@pytest.mark.parametrize("name", ["coroutines", "a mapping", "one too few"])
-def test_nonsense_reaches_no_engine(make_rig: RunnerMake, name: str) -> None:
-    rig = make_rig(answer=name).open()
-    assert rig.do(Operation.LOOKUP, 0, 1) == ["contract"] * 2
-    assert rig.do(Operation.LOAD, 0, 1) == ["contract"] * 2
-    assert all("held" in error for error in rig.client.stats.errors)

@@ -173,20 +173,6 @@ def rounded_to_float8(plain: bytes) -> bytes:
     return bytes(memory)
 
 
-async def test_a_chunk_is_compressed_before_it_is_sealed(make: Make, tmp_path: Path) -> None:
-    codec = f"codec={write_keys(tmp_path / 'chunk.keys', OURS)}"
-    engine, plain = await make("compress=always", codec), await make(codec)
-    engine.pool.view(0)[:] = numbers()
-    assert await engine.do(STORE) == "ok"
-    (stored,) = engine.objects.values()
-    assert len(stored) < 512 + 0.8 * CHUNK_BYTES
-    assert numbers()[:16] not in bytes(stored)
-    assert engine.object_bytes == len(stored)
-    assert await plain.do(LOAD) == "ok"
-    assert plain.object_bytes == len(stored)
-    assert plain.pool.view(0) == numbers()
-
-
 async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:
     engine = await make("compress=always")
     engine.pool.view(0)[:] = numbers()

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from support.scripted_loop import ERRORS, LOAD, LOOKUP, STORE, Act, Make
 
-from kvtier_sdk import TierError, TierUnavailableError, Transfer, make_offload_key
+from kvtier_sdk import (
+    OffloadKey,
+    TierAuthError,
+    TierError,
+    TierUnavailableError,
+    Transfer,
+    make_offload_key,
+)
 from kvtier_sdk.runner import chunk_mover
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import Operation
@@ -58,6 +65,21 @@ def test_a_damaged_chunk_is_replaced_too_unless_digests_are_off(make: Make, veri
     assert rig.do(LOAD, BAD) == ["corrupt" if verify else "ok"]
     rig.do(STORE, BAD)
     assert rig.tier.replaced == ([BAD] if verify else [])
+
+
+def test_a_damaged_chunk_that_may_not_be_deleted_is_replaced_too(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(keys: Sequence[OffloadKey]) -> None:
+        raise TierAuthError("objects are locked")
+
+    rig = make()
+    rig.do(STORE, BAD)
+    rig.tier.stored[BAD] = rig.tier.stored[BAD][:-1] + b"?"
+    monkeypatch.setattr(rig.tier, "delete", refuse)
+    assert rig.do(LOAD, BAD) == ["corrupt"]
+    rig.do(STORE, BAD)
+    assert rig.tier.replaced == [BAD]
 
 
 def test_what_is_absent_or_loads_again_needs_no_replacing(make: Make) -> None:

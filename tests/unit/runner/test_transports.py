@@ -23,25 +23,6 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import ChunksRemoved, Operation
 
 
-def test_chunks_go_there_and_back(make_rig: Make) -> None:
-    rig = make_rig().open()
-    for chunk in range(4):
-        rig.pool.view(chunk)[:] = bytes([chunk + 1]) * CHUNK_BYTES
-    assert rig.do(Operation.STORE, 0, 1, 2, 3) == ["ok"] * 4
-    object_bytes = header_bytes(MisbehavingTier.alignment) + CHUNK_BYTES
-    sizes = [(result.moved_bytes, result.object_bytes) for result in rig.results]
-    assert sizes == [(4 * CHUNK_BYTES, 4 * object_bytes)]
-    for chunk in range(4):
-        rig.pool.view(chunk)[:] = bytes(CHUNK_BYTES)
-    assert rig.do(Operation.LOOKUP, 0, 5, 3) == ["ok", "not_found", "ok"]
-    assert rig.do(Operation.LOAD, 3, 0, 5, 1) == ["ok", "ok", "not_found", "ok"]
-    for chunk in (3, 0, 1):
-        assert rig.pool.view(chunk) == bytes([chunk + 1]) * CHUNK_BYTES
-    assert rig.pool.view(2) == bytes(CHUNK_BYTES)
-    assert rig.results[-1].moved_bytes == 3 * CHUNK_BYTES
-    assert rig.results[-1].object_bytes == 3 * object_bytes
-
-
 def test_what_compression_saves_and_costs_is_reported(make_rig: Make) -> None:
     rig = make_rig(runner={"compress": "always"}).open()
     for chunk, content in enumerate((floats(KEYS[0], CHUNK_BYTES), os.urandom(CHUNK_BYTES))):

@@ -245,15 +245,6 @@ def test_a_sessions_name_does_not_give_it_the_prefetched_chunks_of_another(make:
     assert engine.manager.usage().leased == 6
 
 
-def test_a_prefetch_of_a_named_session_begins_at_once(make: Make) -> None:
-    engine = left_pool(make)
-    receipts = turn(engine, "q", KEYS[20:21], prefetch="s")
-    assert outcomes(receipts) == [("prefetch", "deferred", 6)]
-    engine.step(times=10)
-    assert all(present(engine, *KEYS[:6]))
-    assert outcomes(engine.manager.take_receipts()) == [("prefetch", "accepted", 6)]
-
-
 def test_a_prefetch_waits_for_a_load_without_a_lookup(make: Make) -> None:
     engine = left_pool(make)
     asking = read_request("q", {"kvtier": {"prefetch": "s"}})
@@ -321,9 +312,6 @@ def test_a_prefetch_of_what_is_nowhere_is_refused(make: Make) -> None:
     assert receipt.reason == "no chunks of session 'nobody' are known"
     (receipt,) = turn(engine, "o", KEYS[21:22], prefetch=True, session="s")
     assert receipt.reason == "it needs 'resume_in', the time of the next turn"
-
-
-# --- an operator ------------------------------------------------------------------------------
 
 
 # --- several groups, aborts, and what clients may send ------------------------------------------

@@ -13,7 +13,6 @@ from support.engine import KEYS, A, B, Engine, Make, start_promotion, stored_bel
 from kvtier_sdk import (
     ChunkNotFoundError,
     ConfigError,
-    CorruptChunkError,
     KVTierError,
     LookupResult,
     RequestContext,
@@ -51,47 +50,6 @@ def test_two_requests_share_one_question_and_one_load(make: Make) -> None:
         ("load", [KEYS[0]]),
     ]
     engine.at_rest()
-
-
-def test_a_failed_load_is_a_miss_for_that_request_and_not_retried_for_ever(make: Make) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    engine.tiers[0].on_load = lambda transfer: ChunkNotFoundError("gone")
-    assert engine.settle(B, KEYS[0]) == ["MISS"]
-    assert engine.look(B, KEYS[0]) == ["MISS"]
-    assert engine.manager.stats[1].failures["load.not_found"] == 1
-    assert engine.manager.stats[0].misses == {"load_failed": 1}
-    engine.at_rest()
-
-
-def test_a_failed_tier_falls_through_to_the_next_that_has_the_chunk(make: Make) -> None:
-    engine = make(tiers=2)
-    stored_below(engine, KEYS[0])
-    engine.tiers[0].on_load = lambda transfer: CorruptChunkError("flipped")
-    assert engine.settle(B, KEYS[0]) == ["HIT"]
-    engine.load(B, KEYS[0])
-    assert [stats.hit_chunks for stats in engine.manager.stats] == [0, 0, 1]
-    engine.at_rest()
-
-
-def test_a_flipped_bit_is_a_miss_counted_as_corrupt_and_deleted(make: Make) -> None:
-    engine = make()
-    stored_below(engine, KEYS[0])
-    engine.tiers[0]._objects[KEYS[0]][-1] ^= 1
-    assert engine.settle(B, KEYS[0]) == ["MISS"]
-    assert engine.manager.stats[1].failures["load.corrupt"] == 1
-    assert KEYS[0] not in engine.tiers[0]._objects
-    engine.at_rest()
-
-
-def test_a_tier_that_never_answers_a_lookup_is_a_miss_after_the_deadline(make: Make) -> None:
-    engine = make(max_lookup_deadline="50ms")
-    assert engine.look(A, KEYS[0]) == ["RETRY"]
-    engine.manager.on_schedule_end()  # does not run the tier's loop
-    engine.clock.advance(0.06)
-    assert engine.look(A, KEYS[0]) == ["MISS"]
-    assert engine.manager.stats[0].misses == {"timeout": 1}
-    assert engine.look(B, KEYS[0]) == ["RETRY"], "the late answer belongs to the old question"
 
 
 def test_a_stuck_loop_is_given_up_by_the_manager(make: Make) -> None:

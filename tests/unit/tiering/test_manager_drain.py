@@ -9,7 +9,6 @@ import pytest
 from support.core import pure_core_only
 from support.engine import KEYS, A, B, Engine, Make, start_promotion, stored_below
 
-from kvtier_sdk import TierUnavailableError
 from kvtier_sdk.engine import ResetScope, TierClient
 
 
@@ -116,18 +115,6 @@ def test_a_purge_waits_until_the_tier_is_back(make: Make) -> None:
     assert engine.look(B, KEYS[0]) == ["MISS"], "not before it was emptied"
     engine.steps(1.0)
     assert KEYS[0] not in engine.tiers[0]._objects
-    engine.at_rest()
-
-
-def test_a_store_that_goes_away_while_its_tier_is_out_is_no_failure(make: Make) -> None:
-    engine = drained(make)
-    engine.tiers[0].down = TierUnavailableError("it is being moved")
-    for key in KEYS[1:20]:
-        assert engine.settle(B, key) == ["MISS"]
-        engine.store(A, key)
-        engine.step()
-    assert counted(engine.manager.stats[1].failures) == {}
-    assert engine.moves[0] == []
     engine.at_rest()
 
 

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import pytest
 
 from kvtier_sdk import (
-    Capability,
     ChunkNotFoundError,
     ConfigError,
     MemoryTier,
@@ -79,10 +78,6 @@ async def test_deleting_reports_what_was_there(
     await tier.delete([b"a", b"x"])
     assert removed == [b"a"]
     assert await tier.usage() == Usage(1, OBJECT_BYTES, None)
-
-
-def test_it_can_all_that_a_tier_may_in_a_place_of_its_own() -> None:
-    assert MemoryTier.capabilities == ~Capability.NAMESPACES
 
 
 def test_each_call_takes_the_latency(make_context: ContextFactory) -> None:
@@ -157,9 +152,3 @@ def test_limits_that_cannot_be(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_tier(make_context(), **{option: value})
-
-
-def test_a_maximum_age_below_the_ttl_is_refused(make_context: ContextFactory) -> None:
-    make_tier(make_context(), ttl="1h", max_age="1h")
-    with pytest.raises(ConfigError, match="max_age' is 1800 s but should be at least 'ttl'"):
-        make_tier(make_context(), ttl="1h", max_age="30m")

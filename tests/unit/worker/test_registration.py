@@ -88,15 +88,6 @@ def open_device(host: HostLayout) -> CUDADevice:
     return device
 
 
-def test_workers_share_a_registration(runtime: FakeCUDA, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = open_device(host(4, PAGE_BYTES)), open_device(host(4, PAGE_BYTES))
-    assert caplog.text == ""
-    first.close()
-    assert slot_pages(host(4, PAGE_BYTES)) == runtime.pages()
-    second.close()
-    assert runtime.pieces == {}
-
-
 def test_parts_may_overlap(runtime: FakeCUDA, caplog: pytest.LogCaptureFixture) -> None:
     parts = [host(4, 3000, workers=5, worker=worker) for worker in range(5)]
     devices = [open_device(part) for part in parts]

@@ -1,18 +1,14 @@
 """Hints that clients of ``vllm serve`` send over HTTP, and operators over the admin socket."""
 
-import json
 import re
-import statistics
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import kvtier
 from support.redis_server import free_port
 from vllm_server import (
     complete,
@@ -22,6 +18,7 @@ from vllm_server import (
     serving_model,
     wait_for,
     wait_until,
+    write_config,
 )
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
@@ -30,7 +27,6 @@ BLOCK_TOKENS = 128
 CHUNKS = 10
 #: Chunks of one size fill the pool twice, and the device many times.
 FLOOD = 13
-_ROUNDS = 4
 
 
 class Server:
@@ -47,11 +43,11 @@ class Server:
             options["kv_transfer_params"] = {"kvtier": hints}
         return complete(self._port, self.model, prompt, **options)
 
-    def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
+    def cached_chunks(self, prompt: str) -> tuple[int, int, int]:
         """Ask; return the chunks that were not computed, and the hits in the pool and the tier."""
         self.rest()
         before = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
-        details = self.ask(prompt, hints)["usage"]["prompt_tokens_details"] or {}
+        details = self.ask(prompt)["usage"]["prompt_tokens_details"] or {}
         cached = details.get("cached_tokens", 0) // BLOCK_TOKENS
         self.rest()
         after = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
@@ -78,22 +74,12 @@ class Server:
     def receipts(self, verb: str, outcome: str) -> float:
         return self.count("hints", verb=verb, outcome=outcome)
 
-    def first_token_s(self, prompt: str, hints: object) -> float:
-        began_s = time.perf_counter()
-        self.ask(prompt, hints, max_tokens=1)
-        return time.perf_counter() - began_s
-
     def log(self) -> str:
         return self._log.read_text()
 
     def command(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvtier_sdk.cli", words[0], str(self.socket), *words[1:]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return done.stdout.strip()
+        done = kvtier(words[0], self.socket, *words[1:])
+        return (done.stdout + done.stderr).strip()
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -119,22 +105,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model, port = folder / "model", free_port()
     make_model(model)
     server = Server(folder, model, port)
-    offloading = {
-        "spec_name": "KVTierOffloadingSpec",
-        "spec_module_path": "kvtier_vllm",
-        "cpu_bytes_to_use": "32MiB",
-        "secondary_tiers": [f"file://{folder}/kv?capacity=1GiB"],
-        "admin_socket": str(server.socket),
-    }
     config = folder / "offloading.json"
-    config.write_text(
-        json.dumps(
-            {
-                "kv_connector": "OffloadingConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": offloading,
-            }
-        )
+    write_config(
+        config,
+        cpu_bytes_to_use="32MiB",
+        secondary_tiers=[f"file://{folder}/kv?capacity=1GiB"],
+        admin_socket=str(server.socket),
     )
     # The device holds little more than one prompt.
     options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"
@@ -159,33 +135,6 @@ def test_a_pinned_prompt_outlives_other_traffic_in_the_pool(server: Server) -> N
     server.ask(pinned, {"session": "chat 7", "end": True})
     server.flood()
     assert server.cached_chunks(pinned)[1] == 0
-
-
-def test_a_prefetched_session_is_in_the_pool_at_its_next_turn(server: Server) -> None:
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * _ROUNDS):
-        is_prefetched = bool(number % 2)
-        session, prompt = f"task {number}", words(100 + number)
-        server.ask(prompt, {"session": session})
-        server.flood()
-        if is_prefetched:
-            accepted = server.receipts("prefetch", "accepted")
-            server.ask("word3", {"prefetch": session})
-            with server.busy():
-                wait_until(
-                    lambda before=accepted: server.receipts("prefetch", "accepted") > before,
-                    f"a receipt for {session}",
-                )
-        if number < 2:
-            _, in_pool, _ = server.cached_chunks(prompt + " word4", {"session": session})
-            assert in_pool == (CHUNKS if is_prefetched else 0)
-        else:
-            times[is_prefetched].append(
-                server.first_token_s(prompt + " word4", {"session": session})
-            )
-    for is_prefetched, measured in times.items():
-        name = "with" if is_prefetched else "without"
-        print(f"first token {name} prefetch: {1e3 * statistics.median(measured):.1f} ms")
 
 
 def test_the_agents_page_gives_hints_to_an_engine(server: Server) -> None:

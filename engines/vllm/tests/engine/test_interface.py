@@ -391,7 +391,6 @@ def test_a_full_host_pool_is_no_room(manager: KVTierOffloadingManager) -> None:
     [
         ({"cpu_bytes_to_use": "1KiB"}, "'cpu_bytes_to_use' is 1 KiB, and one chunk takes 8 KiB"),
         ({"copies": "vllm"}, "option 'copies' is 'vllm', which does not copy on a CPU"),
-        ({"secondary_tiers": ["memory:", "memory:"]}, "two tiers are named 'memory'"),
     ],
 )
 def test_a_wrong_option_is_a_sentence(extra: dict[str, Any], complaint: str) -> None:

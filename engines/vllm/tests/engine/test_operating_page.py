@@ -1,13 +1,11 @@
 """The commands on the page for operators answer beside a real ``vllm serve``."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.command import kvtier, tier
 from support.redis_server import free_port
 from vllm_server import (
     complete,
@@ -17,6 +15,7 @@ from vllm_server import (
     post,
     serving_model,
     wait_until,
+    write_config,
 )
 
 PAGE = Path(__file__).parents[4] / "docs" / "operating.md"
@@ -47,11 +46,6 @@ EXPECTED = {
 }
 
 
-def kvtier(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvtier_sdk.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @pytest.fixture
 def words(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Yield the values of the page's placeholders while an engine runs."""
@@ -59,17 +53,12 @@ def words(tmp_path: Path) -> Iterator[dict[str, str]]:
     port = free_port()
     make_model(model)
 
-    def configuration(**options: object) -> str:
-        extra = {"spec_name": "KVTierOffloadingSpec", "spec_module_path": "kvtier_vllm"}
-        extra |= {"cpu_bytes_to_use": "32MiB", **options}
-        roles = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-        return json.dumps({**roles, "kv_connector_extra_config": extra})
-
     config, tenants = tmp_path / "kv.json", tmp_path / "tenants.json"
     services = {"admin_socket": str(socket), "trace_dir": str(tmp_path / "trace")}
-    config.write_text(configuration(secondary_tiers=[f"file://{root}?capacity=1GiB"], **services))
+    room = {"cpu_bytes_to_use": "32MiB"}
+    write_config(config, secondary_tiers=[f"file://{root}?capacity=1GiB"], **room, **services)
     acme = {"type": "file", "name": "acme", "root": str(tmp_path / "copied")}
-    tenants.write_text(configuration(secondary_tiers=[acme]))
+    write_config(tenants, secondary_tiers=[acme], **room)
     with serving_model(tmp_path, port, config, "--max-model-len 1536"):
         for seed in range(2):
             prompt = make_words(seed, CHUNKS * BLOCK_TOKENS + 5)
@@ -81,7 +70,7 @@ def words(tmp_path: Path) -> Iterator[dict[str, str]]:
         )
         tokens = post(port, "/tokenize", {"model": str(model), "prompt": prompt})
         (tmp_path / "tokens.json").write_bytes(tokens)
-        (tier,) = json.loads(kvtier("tier", "ls", str(config), "--json").stdout)["tiers"]
+        (file,) = tier("ls", config)["tiers"]
         yield {
             "CONFIG": str(config),
             "SOCKET": str(socket),
@@ -91,7 +80,7 @@ def words(tmp_path: Path) -> Iterator[dict[str, str]]:
             "URL": f"file://{tmp_path}/bench",
             "CONFIG#TENANT": f"{tenants}#acme",
             "NAME": "model",
-            "NAMESPACE": tier["namespaces"][0]["fingerprint"][:12],
+            "NAMESPACE": file["namespaces"][0]["fingerprint"][:12],
             "SESSION": "system-prompt",
             "TIER": "file",
         }

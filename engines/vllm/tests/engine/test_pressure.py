@@ -53,11 +53,3 @@ def test_a_tiny_host_pool(engine: Engine, store: Folder, expected: list[dict[str
     assert engine.stats()[store.name]["loaded_chunks"] > before
     engine.settle()
     assert not any(engine.leftovers().values()), engine.leftovers()
-
-
-def test_a_tier_that_is_gone(engine: Engine, store: Folder, expected: list[dict[str, Any]]) -> None:
-    store.kill()
-    assert same(engine.generate(prompts=PROMPTS, max_tokens=ANSWER_TOKENS), expected)
-    assert engine.stats()[store.name]["failures"]
-    engine.settle()
-    assert not any(engine.leftovers().values()), engine.leftovers()

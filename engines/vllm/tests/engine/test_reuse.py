@@ -16,7 +16,6 @@ from support.stores import (
 from support.vllm_engine import (
     BLOCK_TOKENS,
     CHUNK_BYTES,
-    NOTHING,
     OUR_MANAGER,
     OUR_TIERS,
     Engine,
@@ -68,13 +67,6 @@ def second(
         engine.settle()
         yield Second(engine, store, before, outputs, engine.stats()[store.name])
     store.kill()
-
-
-def test_without_offloading_nothing_is_found(start_engine: Any, plain: Any) -> None:
-    with start_engine(NOTHING.offloading("")) as engine:
-        outputs = engine.generate(prompts=PROMPTS)
-    assert same(outputs, plain.outputs(PROMPTS))
-    assert [output["cached"] for output in outputs] == [0, 0, 0]
 
 
 def test_the_tier_serves_the_second_process_every_full_chunk(second: Second, plain: Any) -> None:

@@ -1,14 +1,12 @@
 """``vllm serve``, its log and ``kvtier`` tell the savings of hits, also after a restart."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.command import kvtier
 from support.redis_server import free_port
 from vllm_server import (
     complete,
@@ -18,6 +16,7 @@ from vllm_server import (
     serving_model,
     wait_for,
     wait_until,
+    write_config,
 )
 
 BLOCK_TOKENS = 128
@@ -34,16 +33,12 @@ class Server:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        offloading = {
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier_vllm",
-            "cpu_bytes_to_use": "64MiB",
-            "secondary_tiers": [f"file://{self.folder}/kv?capacity=1GiB"],
-            "admin_socket": str(self.socket),
-        }
-        config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-        config["kv_connector_extra_config"] = offloading
-        (self.folder / "kv.json").write_text(json.dumps(config))
+        write_config(
+            self.folder / "kv.json",
+            cpu_bytes_to_use="64MiB",
+            secondary_tiers=[f"file://{self.folder}/kv?capacity=1GiB"],
+            admin_socket=str(self.socket),
+        )
         options = "--max-model-len 1536 --num-gpu-blocks-override 14"
         place = self.folder, self.port, self.folder / "kv.json"
         with serving_model(*place, options, VLLM_LOG_STATS_INTERVAL="1"):
@@ -57,11 +52,7 @@ class Server:
         return metric(self.port, f"kvtier_saved_{name}_total", tier=tier, model=self.model)
 
     def kvtier(self, *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "kvtier_sdk.cli", words[0], str(self.socket), *words[1:]],
-            capture_output=True,
-            text=True,
-        )
+        done = kvtier(words[0], self.socket, *words[1:])
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.vllm_engine import BLOCK_TOKENS, Engine, Way, make_prompt, same
+from support.vllm_engine import Engine, Way, make_prompt, same
 
 CHUNKS = 4
 PREFIX = make_prompt(1, CHUNKS, extra=0)
@@ -33,14 +33,6 @@ def cold(engine: Engine) -> Engine:
 def loaded_chunks(engine: Engine) -> int:
     count: int = engine.stats()["memory"]["loaded_chunks"]
     return count
-
-
-def test_two_requests_with_one_prefix_cause_one_load_a_chunk(cold: Engine, plain: Any) -> None:
-    before = loaded_chunks(cold)
-    outputs = cold.generate(prompts=PAIR)
-    assert loaded_chunks(cold) - before == CHUNKS
-    assert [output["cached"] for output in outputs] == [CHUNKS * BLOCK_TOKENS] * 2
-    assert same(outputs, plain.outputs(PAIR))
 
 
 @pytest.mark.parametrize("abort", [0, 1], ids=["first", "second"])

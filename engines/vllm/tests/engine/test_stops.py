@@ -55,19 +55,15 @@ def test_the_label_is_reason_and_token(
     assert scheduler.stops == [("r", stop) for stop in told]
 
 
-def test_a_release_without_the_method_starts_with_a_warning(
-    connector: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", ["the method", "the module"])
+def test_a_release_without_the_name_starts_with_a_warning(
+    connector: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    del connector.request_finished
-    monkeypatch.delattr(Connector, "request_finished")
-    compat.tell_stops()
-    assert "does not tell why answers end" in caplog.text
-
-
-def test_a_release_without_the_module_starts_with_a_warning(
-    connector: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, MODULE, None)
+    if missing == "the module":
+        monkeypatch.setitem(sys.modules, MODULE, None)
+    else:
+        del connector.request_finished
+        monkeypatch.delattr(Connector, "request_finished")
     compat.tell_stops()
     assert "does not tell why answers end" in caplog.text
 

@@ -4,8 +4,6 @@ import json
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import kvtier
 from support.redis_server import free_port
 from vllm_server import (
     complete,
@@ -66,8 +65,7 @@ class Fleet:
         return [self.run(*words, *way)["tiers"][0]["states"][0] for way in ways]
 
     def run(self, *words: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "kvtier_sdk.cli", *words, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = kvtier(*words, "--json")
         assert done.stdout, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer

@@ -65,6 +65,13 @@ def make_words(seed: int, count: int) -> str:
     return " ".join(random.Random(seed).choices(WORD_LIST, k=count))
 
 
+def write_config(path: Path, **options: object) -> None:
+    """Write the transfer configuration of an engine with kvtier's manager."""
+    extra = {"spec_name": "KVTierOffloadingSpec", "spec_module_path": "kvtier_vllm", **options}
+    roles = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    path.write_text(json.dumps({**roles, "kv_connector_extra_config": extra}))
+
+
 def name_vllm(site: Path) -> None:
     """Let vLLM find its version under the name "vllm"; the CPU build has another name."""
     metadata = site / "vllm-0.32.0+cpu.dist-info" / "METADATA"
