@@ -1,5 +1,7 @@
 import asyncio
 import contextlib
+import socket
+import traceback
 
 import pytest
 
@@ -7,12 +9,16 @@ from kvtier_redis.faults import SettingError, reply_error
 from kvtier_sdk import (
     ConfigError,
     CorruptChunkError,
+    HostPool,
+    Namespace,
+    PoolLayout,
     TierAuthError,
     TierCapacityError,
     TierError,
     TierUnavailableError,
     Usage,
 )
+from kvtier_sdk.engine import TierListener, open_tier
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 
@@ -208,3 +214,25 @@ def test_every_error_reply_has_its_error(answer, kind, retryable):
     assert type(error) is kind
     assert error.retryable is retryable
     assert answer in str(error) or "option 'cluster'" in str(error)
+
+
+@pytest.mark.parametrize("runner", ["thread", "process"])
+def test_a_server_that_quotes_the_password(make_server, caplog, runner):
+    server = make_server("--rename-command", "HELLO", "", "--rename-command", "AUTH", "")
+
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", server.port)) == 0
+
+    server.start(listens)
+    url = f"redis://kv:hunter2@127.0.0.1:{server.port}?runner={runner}"
+    pool = HostPool.create(PoolLayout(1, 4096))
+    try:
+        with (
+            pytest.raises(TierError, match=r"unknown command .*\*\*\*") as caught,
+            open_tier(url, pool, Namespace({}), TierListener()),
+        ):
+            pass
+    finally:
+        pool.close()
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value)) + caplog.text

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from kvtier_sdk import (
@@ -73,3 +76,27 @@ def test_a_backend_that_needs_a_process_is_given_no_thread(monkeypatch: pytest.M
         "kv.toml: option 't[0].runner' is 'thread', but backend 'memory' has to run in a process "
         "of its own; leave the option out"
     )
+
+
+@pytest.mark.parametrize(
+    "tier",
+    ["memory:?capacity=1GiB&load_deadline=2s", {"type": "memory", "capacity": "1GiB", "ttl": "1h"}],
+)
+def test_the_first_reading_of_a_tier_takes_few_calls(tier: object) -> None:
+    code = f"""
+import sys
+from collections import Counter
+from kvtier_sdk import TieringConfig
+
+calls = []
+
+def note(frame, event, argument):
+    if event == "call" and "kvtier_sdk" in frame.f_code.co_filename:
+        calls.append(frame.f_code.co_qualname)
+
+sys.setprofile(note)
+TieringConfig.from_dict({{"slots": 8, "tiers": [{tier!r}]}})
+sys.setprofile(None)
+assert 10 < len(calls) <= 150, Counter(calls).most_common(8)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from support.stores import Folder
-from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, Way, make_prompt, same
+from support.vllm_engine import BLOCK_TOKENS, CHUNK_BYTES, OUR_TIERS, Way, make_prompt, same
 
 CHUNKS = (3, 2, 4)
 PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
@@ -39,3 +39,25 @@ def test_beside_another_connector(
         assert [output["cached"] for output in outputs] == cached
         assert store.chunks() == sum(CHUNKS)
         assert any((tmp_path / name).iterdir())
+
+
+def test_the_eviction_policy_alone(start_engine: Any, plain: Any) -> None:
+    offloading = {
+        "spec_name": OUR_TIERS.spec,
+        "spec_module_path": "kvtier_vllm",
+        "cpu_bytes_to_use": (CHUNKS[0] + CHUNKS[1]) * CHUNK_BYTES,
+        "eviction_policy": "KVTierCachePolicy",
+        "cache_policy_module_path": "kvtier_vllm",
+    }
+    with start_engine(offloading) as engine:
+        # Each round evicts chunks, because the host memory is smaller than the prompts.
+        for _ in range(2):
+            for prompt in PROMPTS:
+                assert same(engine.generate(prompts=[prompt]), plain.outputs([prompt]))
+                engine.settle()
+        assert engine.reset_device()
+        (output,) = engine.generate(prompts=PROMPTS[-1:])
+        assert output["cached"] == FULL[-1]
+        assert same([output], plain.outputs(PROMPTS[-1:]))
+        engine.settle()
+        assert not any(engine.leftovers().values()), engine.leftovers()

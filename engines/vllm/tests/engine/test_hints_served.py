@@ -1,7 +1,9 @@
 """Hints that clients of ``vllm serve`` send over HTTP, and operators over the admin socket."""
 
 import re
+import statistics
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ BLOCK_TOKENS = 128
 CHUNKS = 10
 #: Chunks of one size fill the pool twice, and the device many times.
 FLOOD = 13
+_ROUNDS = 4
 
 
 class Server:
@@ -43,11 +46,11 @@ class Server:
             options["kv_transfer_params"] = {"kvtier": hints}
         return complete(self._port, self.model, prompt, **options)
 
-    def cached_chunks(self, prompt: str) -> tuple[int, int, int]:
+    def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
         """Ask; return the chunks that were not computed, and the hits in the pool and the tier."""
         self.rest()
         before = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
-        details = self.ask(prompt)["usage"]["prompt_tokens_details"] or {}
+        details = self.ask(prompt, hints)["usage"]["prompt_tokens_details"] or {}
         cached = details.get("cached_tokens", 0) // BLOCK_TOKENS
         self.rest()
         after = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
@@ -73,6 +76,11 @@ class Server:
 
     def receipts(self, verb: str, outcome: str) -> float:
         return self.count("hints", verb=verb, outcome=outcome)
+
+    def first_token_s(self, prompt: str, hints: object) -> float:
+        began_s = time.perf_counter()
+        self.ask(prompt, hints, max_tokens=1)
+        return time.perf_counter() - began_s
 
     def log(self) -> str:
         return self._log.read_text()
@@ -135,6 +143,33 @@ def test_a_pinned_prompt_outlives_other_traffic_in_the_pool(server: Server) -> N
     server.ask(pinned, {"session": "chat 7", "end": True})
     server.flood()
     assert server.cached_chunks(pinned)[1] == 0
+
+
+def test_a_prefetched_session_is_in_the_pool_at_its_next_turn(server: Server) -> None:
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * _ROUNDS):
+        is_prefetched = bool(number % 2)
+        session, prompt = f"task {number}", words(100 + number)
+        server.ask(prompt, {"session": session})
+        server.flood()
+        if is_prefetched:
+            accepted = server.receipts("prefetch", "accepted")
+            server.ask("word3", {"prefetch": session})
+            with server.busy():
+                wait_until(
+                    lambda before=accepted: server.receipts("prefetch", "accepted") > before,
+                    f"a receipt for {session}",
+                )
+        if number < 2:
+            _, in_pool, _ = server.cached_chunks(prompt + " word4", {"session": session})
+            assert in_pool == (CHUNKS if is_prefetched else 0)
+        else:
+            times[is_prefetched].append(
+                server.first_token_s(prompt + " word4", {"session": session})
+            )
+    for is_prefetched, measured in times.items():
+        name = "with" if is_prefetched else "without"
+        print(f"first token {name} prefetch: {1e3 * statistics.median(measured):.1f} ms")
 
 
 def test_the_agents_page_gives_hints_to_an_engine(server: Server) -> None:

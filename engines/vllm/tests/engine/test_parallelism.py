@@ -2,11 +2,12 @@
 
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import Folder, Mooncake, Store
+from support.stores import Folder, Mooncake, RedisStore, S3Store, Store
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -35,6 +36,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+class ObstoreStore(S3Store):
+    """An S3 server, used through obstore."""
+
+    name = "obstore"
+
+    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+        super().__init__(folder, chunk_bytes)
+        self.url = self.url.replace("s3://", "obstore://", 1) + "&service=s3"
+
+
 def options(way: str, store: Store, **extra: Any) -> dict[str, Any]:
     entry = {"url": store.url, "runner": store.runners[0], "lookup_deadline": "30s"}
     spec = {"spec_name": "KVTierOffloadingSpec", "spec_module_path": "kvtier_vllm"}
@@ -51,11 +62,18 @@ def made_up_kv(model: str) -> torch.Tensor:
     return torch.rand(LAYERS, len(KEYS), heads, BLOCK_TOKENS, WIDTH[model])
 
 
+@pytest.fixture(params=[Folder, RedisStore, S3Store, ObstoreStore, Mooncake], ids=lambda k: k.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made = request.param(tmp_path / "store", CHUNK_BYTES["llama"])
+    yield made
+    made.kill()
+
+
 @pytest.mark.parametrize("way", ["a", "b"])
 def test_certified_chunks_are_read_by_any_number_of_workers(
-    tmp_path: Path, way: str, models: Path
+    store: Store, way: str, models: Path
 ) -> None:
-    store, whole = Folder(tmp_path / "store", CHUNK_BYTES["llama"]), made_up_kv("llama")
+    whole = made_up_kv("llama")
     extra = options(way, store, canonical_layout=True)
     with Replica(models, "llama", 2, extra) as two:
         two.fill(whole)
@@ -153,14 +171,41 @@ def test_chunks_without_certification_are_never_shared(
             assert second.load(KEYS) is None
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "pp"), [("llama", 1, 2), ("narrow values", 2, 1)], ids=["pipeline", "values"]
-)
+def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: Path) -> None:
+    """The reason why the flag alone does not take parallelism out of the namespace."""
+    whole = made_up_kv("llama")
+    payloads = {}
+    for canonical in (False, True):
+        for tp in (1, 2):
+            store = Folder(tmp_path / f"{canonical}-{tp}", CHUNK_BYTES["llama"])
+            extra = options("a", store, canonical_layout=canonical)
+            with Replica(models, "llama", tp, extra) as engine:
+                assert engine.config.parallel.is_parallelism_agnostic
+                engine.fill(whole)
+                engine.store(KEYS[:1])
+            (chunk,) = (tmp_path / f"{canonical}-{tp}").rglob("*.kv")
+            payloads[canonical, tp] = chunk.read_bytes()[-CHUNK_BYTES["llama"] :]
+    assert payloads[False, 1] != payloads[False, 2]
+    assert payloads[True, 1] == payloads[True, 2]
+
+
+#: The model and the parallelism of engines without a canonical layout, and vLLM's error in way (a).
+UNCERTIFIED = [
+    pytest.param("llama", 1, 2, "could not be certified", id="pipeline"),
+    pytest.param("narrow values", 2, 1, "could not certify every layer", id="values"),
+]
+
+
+@pytest.mark.parametrize(("model", "tp", "pp", "theirs"), UNCERTIFIED)
+@pytest.mark.parametrize("way", ["a", "b"])
 def test_a_layout_that_vllm_does_not_certify_stops_the_engine(
-    tmp_path: Path, models: Path, model: str, tp: int, pp: int
+    tmp_path: Path, models: Path, way: str, model: str, tp: int, pp: int, theirs: str
 ) -> None:
-    extra = options("b", Folder(tmp_path, 1), canonical_layout=True)
-    with pytest.raises(ConfigError, match="'canonical_layout': vLLM has no canonical layout"):
+    extra = options(way, Folder(tmp_path, 1), canonical_layout=True)
+    error, message = RuntimeError, theirs
+    if way == "b":
+        error, message = ConfigError, "option 'canonical_layout': vLLM has no canonical layout"
+    with pytest.raises(error, match=message):
         Replica(models, model, tp, extra, pp=pp)
 
 
