@@ -2,11 +2,9 @@
 
 S3 shows an object only when it has arrived whole, and the last of two writers wins. ``rclone serve
 s3`` writes an object's file while the request arrives, and answers a second writer with an error.
-The proxy reads each request to its end, and forwards requests one by one. It can also add two
-features that rclone lacks: conditional puts, and credentials that may not delete.
+The proxy reads each request to its end, and forwards requests one by one.
 
-The proxy is its own process, ``python s3_front.py PORT [BUCKETS]``. ``PORT`` is rclone's port.
-``BUCKETS`` is the directory of rclone's buckets; naming the directory turns on the two features.
+The proxy is its own process, ``python s3_front.py PORT``. ``PORT`` is rclone's port.
 """
 
 from __future__ import annotations
@@ -16,18 +14,14 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "expect"}
 
 
 class S3Front:
-    def __init__(self, server_port: int, *, guarded: Path | None = None) -> None:
+    def __init__(self, server_port: int) -> None:
         command = [sys.executable, __file__, str(server_port)]
-        if guarded is not None:
-            command.append(str(guarded))
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
@@ -43,7 +37,6 @@ class S3Front:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_port: ClassVar[int]
-    guarded: ClassVar[Path | None] = None
     one_by_one: ClassVar[threading.Lock] = threading.Lock()
 
     def _pass_on(self) -> None:
@@ -54,11 +47,6 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             with self.one_by_one:
-                if (refusal := self._refusal()) is not None:
-                    self.send_response_only(*refusal)
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
                 answer, content = self._ask(body)
         except (OSError, http.client.HTTPException):
             self.close_connection = True
@@ -73,16 +61,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815  # as http.server asks
-
-    def _refusal(self) -> tuple[int, str] | None:
-        if self.guarded is None:
-            return None
-        if self.command == "POST":  # the S3 tier uses POST only to delete
-            return 403, "Forbidden"
-        is_there = (self.guarded / unquote(self.path).lstrip("/")).is_file()
-        if is_there and self.headers.get("If-None-Match") == "*":
-            return 412, "Precondition Failed"
-        return None
 
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=30)
@@ -107,8 +85,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     _Handler.server_port = int(sys.argv[1])
-    if len(sys.argv) > 2:
-        _Handler.guarded = Path(sys.argv[2])
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     print(server.server_port, flush=True)
     server.serve_forever()
