@@ -56,7 +56,7 @@ def test_the_text_says_the_same(third_party_site: Path) -> None:
     assert "contract 1; storage, local; can: no optional capability; URL: mine:" in lines
     assert "path text /dev/null" in lines
     assert any(line.startswith("min_free size or share 5% free space") for line in lines)
-    assert any(line.startswith("load_deadline duration 5 s a load that") for line in lines)
+    assert any(line.startswith("load_deadline duration, live 5 s a load that") for line in lines)
     assert not any(line.startswith("memory ") for line in lines)
 
 
