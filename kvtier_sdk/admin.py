@@ -9,20 +9,30 @@ import contextlib
 import json
 import logging
 import os
+import pwd
 import socket
 import socketserver
 import stat
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvtier_sdk.config.tiering_config import own_directory
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.processes import describe_process
 
 _MOST_REQUEST_BYTES = 64 * 1024
 _PROBE_S = 2.0
+#: The kernel's answer to SO_PEERCRED: process, user and group.
+_PEER = struct.Struct("3i")
 
 _log = logging.getLogger("kvtier.admin")
+
+
+#: Answers a request of a caller, who is described in words.
+Answer = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
 
 
 class AdminSocket(socketserver.UnixStreamServer):
@@ -32,9 +42,7 @@ class AdminSocket(socketserver.UnixStreamServer):
     process is replaced.
     """
 
-    def __init__(
-        self, path: Path, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, path: Path, answer: Answer) -> None:
         self.path = path / f"kvtier-{os.getpid()}.sock" if path.is_dir() else path
         self._answer = answer
         try:
@@ -44,7 +52,6 @@ class AdminSocket(socketserver.UnixStreamServer):
             raise ConfigError(f"option 'admin_socket': {self.path}: {reason}") from None
         self._thread = threading.Thread(target=self.serve_forever, name="kvtier-admin", daemon=True)
         self._thread.start()
-        _log.info("admin socket: %s", self.path)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -65,10 +72,10 @@ class AdminSocket(socketserver.UnixStreamServer):
                     f"option 'admin_socket': {self.path} exists and is not a socket; name another "
                     "path"
                 )
-            if _is_served(self.path):
+            if (pid := _server_of(self.path)) is not None:
                 raise ConfigError(
-                    f"option 'admin_socket': a living process serves {self.path}; where several "
-                    "engines have the same setting, name a directory"
+                    f"option 'admin_socket': {describe_process(pid)} serves {self.path}; where "
+                    "several engines have the same setting, name a directory"
                 )
             self.path.unlink()
         # On Linux, bind gives the file the socket's mode. A chmod of the path is unsafe, because
@@ -80,7 +87,7 @@ class AdminSocket(socketserver.UnixStreamServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore a client that went away or sent nothing in time."""
 
-    def reply(self, line: bytes) -> bytes:
+    def reply(self, line: bytes, caller: str) -> bytes:
         answer: Mapping[str, Any]
         try:
             request = json.loads(line)
@@ -90,7 +97,7 @@ class AdminSocket(socketserver.UnixStreamServer):
             answer = {"error": f"the request is not JSON: {error}"}
         else:
             try:
-                answer = self._answer(request)
+                answer = self._answer(request, caller)
             except Exception as error:
                 _log.exception("the admin socket cannot answer")
                 answer = {"error": f"{type(error).__name__}: {error}"}
@@ -103,14 +110,44 @@ class _Client(socketserver.StreamRequestHandler):
     server: AdminSocket
 
     def handle(self) -> None:
-        self.wfile.write(self.server.reply(self.rfile.readline(_MOST_REQUEST_BYTES)))
+        pid, uid = _peer_of(self.connection)
+        user = str(uid)
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwuid(uid).pw_name
+        line = self.rfile.readline(_MOST_REQUEST_BYTES)
+        self.wfile.write(self.server.reply(line, f"{user} (uid {uid}, pid {pid})"))
 
 
-def _is_served(path: Path) -> bool:
+def place_of_socket(option: str) -> Path:
+    """Return the path of ``admin_socket``; make the user's own directory if that is meant."""
+    path = Path(option)
+    if path == own_directory():
+        found = None
+        with contextlib.suppress(OSError):
+            path.mkdir(mode=0o700, exist_ok=True)
+            # Another user may have made it before, or a link in its place.
+            found = path.lstat()
+        if not found or (found.st_uid, found.st_mode) != (os.geteuid(), stat.S_IFDIR | 0o700):
+            raise ConfigError(
+                f"option 'admin_socket': {path} is not a directory that only this user can enter; "
+                "remove it, or name another path"
+            )
+    return path
+
+
+def _server_of(path: Path) -> int | None:
+    """Return the process that serves a socket; ``None`` if it is dead."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            return False
-    return True
+            return None
+        return _peer_of(probe)[0]
+
+
+def _peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end, as the kernel knows them."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(peer)
+    return pid, uid

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Sample
+from kvtier_sdk.processes import listener_of
 
 #: A client that sends nothing for this long is cut off, so that it does not keep its thread.
 _SILENCE_S = 10.0
@@ -51,9 +52,10 @@ def serve_metrics(
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
+        owner = listener_of(port)
         raise ConfigError(
-            f"option 'metrics_port': cannot listen on {host}, port {port}: {error.strerror}; give "
-            "each engine of a machine a port of its own"
+            f"option 'metrics_port': cannot listen on {host}, port {port}: {error.strerror}"
+            f"{f', by {owner}' if owner else ''}; give each engine of a machine a port of its own"
         ) from None
     handler: Any = server.RequestHandlerClass
     server.RequestHandlerClass = type("_Handler", (handler,), {"timeout": _SILENCE_S})

@@ -120,7 +120,7 @@ def _show_options(options: Sequence[OptionInfo]) -> None:
     table.add_column("default", no_wrap=True)
     table.add_column("")
     for option in options:
-        kind = "|".join(option.choices) or option.kind
+        kind = ("|".join(option.choices) or option.kind) + ", live" * option.is_live
         cells = (f"  {option.name}", kind, written_default(option), option.meaning)
         table.add_row(*map(one_line, cells))
     if options:

@@ -13,7 +13,7 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.terminal import read_flag, say
-from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig, own_directory
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
@@ -29,7 +29,9 @@ _RECEIPT_S = 60.0
 
 Socket = Annotated[
     Path,
-    typer.Argument(metavar="SOCKET", help="The engine's admin socket: its option 'admin_socket'."),
+    typer.Argument(
+        metavar="SOCKET", help="The engine's option 'admin_socket'; 'auto' if that is so."
+    ),
 ]
 _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
 _Session = Annotated[
@@ -42,6 +44,19 @@ _Session = Annotated[
 _Tenant = Annotated[
     str, typer.Option(metavar="NAME", help="The tenant that the request has named, if any.")
 ]
+
+
+def socket_at(path: Path) -> Path:
+    """Return the socket that is meant: ``auto`` is a directory, in which an engine has one."""
+    path = own_directory() if str(path) == "auto" else path
+    found = [
+        one
+        for one in sorted(path.glob("kvtier-*.sock"))
+        if Path("/proc", one.stem.removeprefix("kvtier-")).exists()
+    ]
+    if len(found) > 1:
+        raise ConfigError(f"several engines run; name one of {', '.join(map(str, found))}")
+    return found[0] if found else path
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -60,6 +75,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> di
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
     """Return an engine's answer; end the command with status 1 if the engine does not answer."""
+    socket = socket_at(socket)
     try:
         answer = ask(socket, request)
     except OSError as error:
@@ -67,7 +83,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
         say(f"kvtier: no engine answers at {socket}: {reason}", to_stderr=True)
         raise typer.Exit(1) from None
     if "error" in answer:
-        raise ConfigError(one_line(str(answer["error"])))
+        raise ConfigError("\n".join(map(one_line, str(answer["error"]).split("\n"))))
     return answer
 
 

@@ -36,7 +36,11 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """The description of one option. ``default`` is plain data, and never shows a secret."""
+    """The description of one option.
+
+    ``default`` is plain data, and never shows a secret. ``is_live`` is true if the option may
+    change while the engine runs.
+    """
 
     name: str
     kind: str
@@ -46,11 +50,13 @@ class OptionInfo:
     default: Any
     secret: bool
     meaning: str
+    is_live: bool = False
 
 
 def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
     """Describe a model's options. Each secret is followed by the option for the secret's file."""
     meanings, secrets, files = _meanings(model), model.secret_names(), model.secret_files()
+    live = model.live_options()
     described = []
     for attribute, field in model.model_fields.items():
         name = field.alias or attribute
@@ -61,7 +67,9 @@ def describe_options(model: type[StrictModel]) -> list[OptionInfo]:
         if secret and default is not None:
             plain = MASK
         kind, unit, choices = _kind_of(field.annotation, field.metadata)
-        described.append(OptionInfo(name, kind, unit, choices, required, plain, secret, meaning))
+        described.append(
+            OptionInfo(name, kind, unit, choices, required, plain, secret, meaning, name in live)
+        )
         if name in files:
             meaning = f"file that holds `{name}`, in its place"
             described.append(OptionInfo(files[name], "text", None, (), False, None, False, meaning))

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvtier_sdk.cli.engine import Socket, ask_engine, wait
+from kvtier_sdk.cli.set import in_words
 from kvtier_sdk.cli.terminal import read_flag, share
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes, parse_seconds
@@ -166,6 +167,10 @@ def _notes(now: _Status) -> Iterator[str]:
         time = f"{_duration(saved_s)} of computing" if saved_s else "the time is not known yet"
         shares = ", ".join(f"{name} {share(saved, whole)}" for name, saved in tokens.items())
         yield f"saved: {whole:,} tokens, {time}: {shares}"
+    for tier in tiers:
+        for option, (was, value) in tier["differences"].items():
+            now_and_was = f"{in_words(option, value)}, configured: {in_words(option, was)}"
+            yield f"{tier['name']}: {option} is {now_and_was}"
     for tier in now["tiers"]:
         if tier.get("free_bytes") is not None:
             names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.model import validate_options
+from kvtier_sdk.options.model import validate_changes, validate_options
 from kvtier_sdk.options.place import Place, closest
 from kvtier_sdk.options.secrets import masked, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
@@ -141,6 +141,15 @@ class TierSpec:
         codec = self.runner.codec_name
         facts = {} if codec is None else {"codec": codec}
         return namespace.adding(**facts, **({"compress": "fp8"} if self.is_rounded else {}))
+
+    def changed(self, options: Mapping[str, Any], place: Place) -> Self:
+        """Return a copy with live ``options`` changed; raise :class:`ConfigError` at ``place``."""
+        own = dict(options)
+        runner = validate_changes(self.runner, RunnerOptions.take_from(own), place)
+        config = validate_changes(self.config, own, place, _COMMON)
+        if (runner.compress == "fp8") != (self.runner.compress == "fp8"):
+            raise ConfigError(f"{place} a restart of the engine is needed to change 'fp8'")
+        return replace(self, config=config, runner=runner)
 
     def needed(self, required: bool = True) -> Self:
         """Return a copy in which the tier is ``required`` or not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from kvtier_sdk.event_publisher import EventOptions
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.files import read_options
-from kvtier_sdk.options.model import StrictModel, validate_options
+from kvtier_sdk.options.model import Live, StrictModel, validate_options
 from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.secrets import masked
 from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share
@@ -50,9 +51,14 @@ class PoolOptions(StrictModel):
     policy: str = "returns"
     store_reserve: Share = Field(0.1, lt=1)
     recompute_s: Seconds | None = Field(None, alias="recompute", gt=0)
-    hint_budget: BytesOrShare = Field(0.25, ge=0)
-    hint_duration_s: Seconds = Field(3600.0, alias="hint_duration", gt=0)
+    hint_budget: Live[BytesOrShare] = Field(0.25, ge=0)
+    hint_duration_s: Live[Seconds] = Field(3600.0, alias="hint_duration", gt=0)
     verify: Flag = True
+
+    def hint_share(self, pool_bytes: int) -> float:
+        """Return ``hint_budget`` as a share of ``pool_bytes``, at most half of them."""
+        budget = self.hint_budget
+        return float(min(budget / pool_bytes if isinstance(budget, int) else budget, 0.5))
 
 
 class ServiceOptions(EventOptions):
@@ -82,9 +88,9 @@ class TieringConfig(ServiceOptions, PoolOptions):
         trace_dir: directory for a block-hash trace of all requests; no trace if absent.
         trace_file_bytes: size at which a trace file ends and the next file begins.
         trace_files: number of trace files to keep; the oldest files are removed.
-        admin_socket: path of a Unix socket for ``kvtier top``, ``drain``, ``resume`` and
-            ``tier rm``, or of a directory for each engine's socket. No socket if absent. The
-            history of events lies beside it.
+        admin_socket: path of a Unix socket for ``kvtier top``, ``set``, ``drain`` and ``tier rm``,
+            or of a directory for each engine's socket; ``auto`` is ``/tmp/kvtier-UID``, which only
+            its user can enter. No socket if absent. The history of events lies beside it.
         events_tokens: true to announce chunks with their tokens, which routers such as Dynamo's
             need. The tiers then keep the tokens of chunks beside them, under the tiers' ``codec``.
         tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with
@@ -138,6 +144,11 @@ class TieringConfig(ServiceOptions, PoolOptions):
         tiers = [spec.to_dict(secrets=secrets, defaults=defaults) for spec in self.tiers]
         return given | ({"tiers": tiers} if tiers else {})
 
+    def for_rank(self, rank: int) -> Self:
+        """Return a copy for the data-parallel replica ``rank``, which has a port of its own."""
+        port = self.metrics_port
+        return self if port is None else self.model_copy(update={"metrics_port": port + rank})
+
     def bind(self, namespace: Namespace) -> Namespace:
         """Add the configured facts to an engine's ``namespace``.
 
@@ -152,6 +163,11 @@ class TieringConfig(ServiceOptions, PoolOptions):
                     f"{masked(name, theirs)!r}; leave it out"
                 )
         return Namespace({**namespace.facts, **self.namespace})
+
+    @field_validator("admin_socket")
+    @classmethod
+    def _find_socket(cls, path: str | None) -> str | None:
+        return str(own_directory()) if path == "auto" else path
 
     @field_validator("policy")
     @classmethod
@@ -172,6 +188,12 @@ class TieringConfig(ServiceOptions, PoolOptions):
         if self.slots is not None and self.pool_bytes is not None:
             raise ValueError("options 'slots' and 'pool_bytes' are both given; leave one out")
         return self
+
+
+def own_directory() -> Path:
+    """Return the directory in which a user's engines and commands meet by default."""
+    # Not XDG_RUNTIME_DIR, which a service lacks and which goes when its user logs out.
+    return Path(f"/tmp/kvtier-{os.geteuid()}")
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:

@@ -17,7 +17,7 @@ from kvtier_sdk.event_publisher import EventOptions, EventPublisher
 from kvtier_sdk.events import PRIMARY, ChunkNote, announce_blocks
 from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
 from kvtier_sdk.opening.tiers import open_manager, open_tier
-from kvtier_sdk.operator.services import OperatorServices
+from kvtier_sdk.operator.services import OperatorServices, check_services
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.secrets import url_without_password
@@ -69,6 +69,7 @@ __all__ = [
     "TieringManager",
     "Work",
     "announce_blocks",
+    "check_services",
     "check_store",
     "nearest",
     "open_manager",

@@ -91,7 +91,7 @@ def open_manager(
             recompute_s=config.recompute_s,
             namespace=bound,
             recorder=services.recorder,
-            hint_share=_share(config.hint_budget, pool),
+            hint_share=config.hint_share(pool.slots * pool.chunk_bytes),
             hint_duration_s=config.hint_duration_s,
             policy_now_s=policy_now_s,
             announce=announce,
@@ -181,13 +181,6 @@ def open_tier(
         yield client
     finally:
         client.close(shutdown_timeout_s)
-
-
-def _share(budget: int | float, pool: PoolMemory) -> float:
-    """Return the share of the slots that a budget is, at most half, so that the rest can change."""
-    if isinstance(budget, int):
-        budget /= pool.slots * pool.chunk_bytes
-    return min(budget, 0.5)
 
 
 def _make_client(

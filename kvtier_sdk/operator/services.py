@@ -5,23 +5,27 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvtier_sdk.admin import AdminSocket
+from kvtier_sdk.admin import AdminSocket, Answer, place_of_socket
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.config.tiering_config import TieringConfig
+from kvtier_sdk.config.tiering_config import TieringConfig, read_tiers
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.event_publisher import EventPublisher
+from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.hints import Hint, Verb
-from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.metrics import Sample, TierStats
 from kvtier_sdk.operator.history import EventHistory
-from kvtier_sdk.options.place import nearest
+from kvtier_sdk.options.model import StrictModel, validate_changes
+from kvtier_sdk.options.place import Place, nearest
+from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.slots import Purge
@@ -30,7 +34,7 @@ from kvtier_sdk.trace import TraceRecorder
 
 _log = logging.getLogger("kvtier.admin")
 
-_COMMANDS = ("status", "purge", "drain", "resume", "hint", "receipt")
+_COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt")
 _VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
 #: The most hints whose receipts can still be asked for.
 _MOST_HINTS = 64
@@ -70,7 +74,8 @@ class OperatorServices:
                 )
                 stack.callback(self.recorder.close)
             if config.admin_socket is not None:
-                self._history = EventHistory(Path(config.admin_socket), chunk_bytes, clock)
+                place = place_of_socket(config.admin_socket)
+                self._history = EventHistory(place, chunk_bytes, clock)
                 stack.callback(self._history.close)
             if config.events_endpoint is not None:
                 tokens = config.events_tokens
@@ -88,23 +93,49 @@ class OperatorServices:
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return
-        config, enter = self._config, self._stack.enter_context
-        control = self._control = _ManagerControl(manager, fingerprints, self._clock, self.recorder)
-        if (port := config.metrics_port) is not None:
-            host = config.metrics_host
-            enter(serve_metrics(lambda: control.manager.samples(), port=port, host=host))
-        if config.admin_socket is not None:
-            enter(AdminSocket(Path(config.admin_socket), control.answer))
+        control = self._control = _ManagerControl(
+            self._config, manager, fingerprints, self._clock, self.recorder
+        )
+        serving = _serving(self._config, lambda: control.manager.samples(), control.answer)
+        path = self._stack.enter_context(serving)
+        if path is not None:
+            _log.info("admin socket: %s", path)
 
     def close(self) -> None:
         """End all services; a second call does nothing."""
         self._stack.close()
 
 
+def check_services(config: TieringConfig) -> None:
+    """Open the services of a ``config`` for a moment, before an engine loads its model.
+
+    Raises:
+        ConfigError: one of them is not available; the message names the process that has it.
+    """
+    with _serving(config, list, lambda request, caller: {}):
+        pass
+
+
+@contextmanager
+def _serving(
+    config: TieringConfig, samples: Callable[[], Iterable[Sample]], answer: Answer
+) -> Iterator[Path | None]:
+    """Serve what is configured; yield the socket's path, if there is one."""
+    path = None
+    with ExitStack() as stack:
+        if (port := config.metrics_port) is not None:
+            stack.enter_context(serve_metrics(samples, port=port, host=config.metrics_host))
+        if config.admin_socket is not None:
+            place = place_of_socket(config.admin_socket)
+            path = stack.enter_context(AdminSocket(place, answer)).path
+        yield path
+
+
 @dataclass
 class _ManagerControl:
     """A handler of admin requests. It never waits for the engine's thread."""
 
+    _config: TieringConfig
     manager: TieringManager
     fingerprints: Set[str]
     _clock: Clock
@@ -117,12 +148,12 @@ class _ManagerControl:
     def __post_init__(self) -> None:
         self._started_s = self._clock.now_s()
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any], caller: str) -> dict[str, Any]:
         command = str(request.get("command"))
         if command == "status":
             return self._status()
         if command == "purge":
-            return self._begin_purge(request.get("namespaces"))
+            return self._begin_purge(request.get("namespaces"), caller)
         if command == "hint":
             return self._give_hint(request)
         if command == "receipt":
@@ -131,20 +162,63 @@ class _ManagerControl:
             return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
         name = str(request.get("tier"))
         clients = {client.spec.name: client for client in self.manager.clients}
+        if command == "set" and name in (PRIMARY, *clients):
+            return self._set(clients.get(name), request.get("options"), caller)
         if name not in clients:
             return {"error": f"no tier {name!r}; {nearest(name, clients, 'there are')}"}
         clients[name].is_drained = command == "drain"
         done = "taken out" if command == "drain" else "put back"
-        _log.warning("%s: the tier is %s, on request", name, done)
+        _log.warning("%s: the tier is %s by %s", name, done, caller)
         return self._tier(clients[name])
 
-    def _begin_purge(self, fingerprints: object) -> dict[str, Any]:
+    def _set(self, client: TierClient | None, given: object, caller: str) -> dict[str, Any]:
+        """Change live options of a tier or of the host pool, all or none, and answer with all."""
+        place = Place(PRIMARY if client is None else client.spec.name)
+        models = self._options_of(client)
+        try:
+            changes = place.table(given)
+            changed = self._changed(client, changes, place)
+        except ConfigError as error:
+            return {"error": str(error)}
+        for model, new in zip(models, changed, strict=True):
+            names = {o: name for o, name in model.live_options().items() if o in changes}
+            for name in names.values():
+                text = "%s: %s was %s and is %s now, set by %s"
+                was, now = getattr(model, name), getattr(new, name)
+                _log.warning(text, place.where, name, was, now, caller)
+            model.set_live({option: getattr(new, name) for option, name in names.items()})
+        if client is None:
+            pool_bytes = self.manager.stats[0].capacity_bytes or 0
+            config = self._config
+            self.manager.limit_hints(config.hint_share(pool_bytes), config.hint_duration_s)
+        else:
+            client.options_changed()
+        options = {o: value for model in models for o, value in model.live_values().items()}
+        return {"options": options, "differences": _differences(models)}
+
+    def _options_of(self, client: TierClient | None) -> Sequence[StrictModel]:
+        return (self._config,) if client is None else (client.spec.config, client.spec.runner)
+
+    def _changed(
+        self, client: TierClient | None, changes: Mapping[str, Any], place: Place
+    ) -> Sequence[StrictModel]:
+        """Return changed options, if they suit the tier's chunks and the other tiers too."""
+        if client is None:
+            return (validate_changes(self._config, changes, place),)
+        spec = client.spec.changed(changes, place)
+        if isinstance(spec.config, BoundedTierConfig):
+            spec.config.check_capacity(client.chunk_bytes)
+        tiers = [spec if one is client else one.spec for one in self.manager.clients]
+        read_tiers(Place("engine").at("tiers").entries(tiers))
+        return spec.config, spec.runner
+
+    def _begin_purge(self, fingerprints: object, caller: str) -> dict[str, Any]:
         is_meant = isinstance(fingerprints, list) and any(
             str(one) in self.fingerprints for one in fingerprints
         )
         if is_meant:
             self._purge = self.manager.purge_pool()
-            _log.warning("the host pool is emptied, on request")
+            _log.warning("the host pool is emptied by %s", caller)
         return self._status() | {"is_meant": is_meant}
 
     def _give_hint(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,7 +271,7 @@ class _ManagerControl:
             "pool": asdict(manager.usage()),
             "trace": trace,
             "purge": purge,
-            "host": _counters(manager.stats[0]),
+            "host": _counters(manager.stats[0]) | {"differences": _differences([self._config])},
             "tiers": [self._tier(client) for client in manager.clients],
         }
 
@@ -206,12 +280,18 @@ class _ManagerControl:
         return counters | {
             "error_age_s": max(0.0, self._clock.now_s() - counters.pop("error_s")),
             "is_drained": client.is_drained,
+            "differences": _differences(self._options_of(client)),
             "is_idle": client.is_idle,
             "jobs": client.jobs.unreleased,
             "load_queue_bytes": client.load_bytes,
             "store_queue_bytes": client.store_bytes,
             "max_queue_bytes": client.spec.runner.max_queue_bytes,
         }
+
+
+def _differences(models: Iterable[StrictModel]) -> dict[str, Any]:
+    """Map each changed option to its configured and its current value."""
+    return {name: values for model in models for name, values in model.differences().items()}
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -23,6 +23,12 @@ from kvtier_sdk.options.secret_sources import (
 from kvtier_sdk.options.secrets import MASK, Secrets, masked, secret_among, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
+
+T = TypeVar("T")
+LIVE = "live"
+#: The type of an option that an operator may change while the engine runs. Its value is read at
+#: each use, and never copied.
+Live = Annotated[T, LIVE]
 
 
 class StrictModel(BaseModel):
@@ -44,6 +50,9 @@ class StrictModel(BaseModel):
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    # The configured values of the live options, once one has been changed.
+    _configured: Mapping[str, Any] = {}
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
     excludes: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -109,6 +118,33 @@ class StrictModel(BaseModel):
             and not types[name].isdisjoint({str, *_SECRETS})
             and (file := f"{name}{FILE_SUFFIX}") not in types
         }
+
+    @classmethod
+    @cache
+    def live_options(cls) -> Mapping[str, str]:
+        """Map each option that may change while an engine runs to its attribute."""
+        return {
+            field.alias or name: name
+            for name, field in cls.model_fields.items()
+            if LIVE in field.metadata
+        }
+
+    def live_values(self) -> dict[str, Any]:
+        """Return the current values of the live options."""
+        return {option: getattr(self, name) for option, name in self.live_options().items()}
+
+    def set_live(self, values: Mapping[str, Any]) -> None:
+        """Change live options in place to ``values``, which are valid; ignore other options."""
+        self._configured = self.live_values() | dict(self._configured)
+        changed = {n: values[o] for o, n in self.live_options().items() if o in values}
+        self.__dict__.update(changed)
+        # A process that is started later gets the options that are set.
+        self.model_fields_set.update(changed)
+
+    def differences(self) -> dict[str, tuple[Any, Any]]:
+        """Map each live option that was changed to its configured and its current value."""
+        now, configured = self.live_values(), self._configured
+        return {o: (was, now[o]) for o, was in configured.items() if was != now[o]}
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +228,18 @@ def validate_options(
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
+
+
+def validate_changes(
+    model: Model, changes: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
+) -> Model:
+    """Return a copy of a ``model`` with live options changed; raise as :func:`validate_options`."""
+    known = {*model.option_names(), *also_known}
+    if fixed := sorted(known & changes.keys() - model.live_options().keys()):
+        names = ", ".join(place.at(option).path for option in fixed)
+        raise ConfigError(f"{place} a restart of the engine is needed to change {names}")
+    given = {model._option(name): getattr(model, name) for name in model.model_fields_set}
+    return validate_options(type(model), given | dict(changes), place, also_known)
 
 
 def _with_secrets(

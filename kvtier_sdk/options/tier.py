@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.options.model import StrictModel
+from kvtier_sdk.options.model import Live, StrictModel
 from kvtier_sdk.options.units import Bytes, Count, Flag, Seconds, format_bytes
 from kvtier_sdk.options.url import TierURL
 
@@ -53,8 +53,8 @@ class ExpiringTierConfig(TierConfig):
         max_age_s: a chunk expires this time after it was stored, even if used. Default: never.
     """
 
-    ttl_s: Seconds | None = Field(None, alias="ttl", ge=0.001)
-    max_age_s: Seconds | None = Field(None, alias="max_age", ge=0.001)
+    ttl_s: Live[Seconds | None] = Field(None, alias="ttl", ge=0.001)
+    max_age_s: Live[Seconds | None] = Field(None, alias="max_age", ge=0.001)
 
     @model_validator(mode="after")
     def _check_expiry(self) -> Self:
@@ -80,7 +80,7 @@ class BoundedTierConfig(ExpiringTierConfig):
             evicted first. Default: no limit.
     """
 
-    capacity_bytes: Bytes | None = Field(None, alias="capacity")
+    capacity_bytes: Live[Bytes | None] = Field(None, alias="capacity")
 
     def check_capacity(self, object_bytes: int) -> None:
         """Raise a :class:`ConfigError` if one stored chunk of ``object_bytes`` does not fit.
@@ -143,18 +143,18 @@ class RunnerOptions(StrictModel):
 
     runner: Literal["auto", "thread", "process"] = "auto"
     store_policy: str = "through"
-    admission: Literal["auto", "off"] = "auto"
+    admission: Live[Literal["auto", "off"]] = "auto"
     offload_policy: Literal["chunk", "request"] = "chunk"
     codec: str | None = None
-    compress: Literal["never", "auto", "always", "fp8"] = "never"
+    compress: Live[Literal["never", "auto", "always", "fp8"]] = "never"
     required: Flag = False
-    open_deadline_s: Seconds = Field(30.0, alias="open_deadline", gt=0)
-    lookup_deadline_s: Seconds = Field(0.05, alias="lookup_deadline")
-    max_lookup_deadline_s: Seconds = Field(1.0, alias="max_lookup_deadline")
-    load_deadline_s: Seconds = Field(5.0, alias="load_deadline")
-    store_deadline_s: Seconds = Field(30.0, alias="store_deadline")
-    retries: Count = Field(2, ge=0, le=100)
-    retry_delay_s: Seconds = Field(0.02, alias="retry_delay")
+    open_deadline_s: Live[Seconds] = Field(30.0, alias="open_deadline", gt=0)
+    lookup_deadline_s: Live[Seconds] = Field(0.05, alias="lookup_deadline")
+    max_lookup_deadline_s: Live[Seconds] = Field(1.0, alias="max_lookup_deadline")
+    load_deadline_s: Live[Seconds] = Field(5.0, alias="load_deadline")
+    store_deadline_s: Live[Seconds] = Field(30.0, alias="store_deadline")
+    retries: Live[Count] = Field(2, ge=0, le=100)
+    retry_delay_s: Live[Seconds] = Field(0.02, alias="retry_delay")
     concurrency: Count = Field(8, ge=1, le=1024)
     max_batch_bytes: Bytes = Field(8 * 2**20, alias="max_batch", gt=0)
     max_queue_bytes: Bytes = Field(256 * 2**20, alias="max_queue", gt=0)

@@ -70,6 +70,9 @@ class TierRunner(Protocol):
     def suspect(self) -> None:
         """Check whether the tier blocks its loop. The client calls this when a job is overdue."""
 
+    def options_changed(self) -> None:
+        """Bring the tier's changed live options to where it runs. Any thread may call this."""
+
     def log_end(self, topic: str, message: str) -> bool:
         """Let the tier's loop log the end of an outage; return false if the loop cannot."""
 

@@ -17,6 +17,7 @@ from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import ChunkError, TierError
+from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Operation
@@ -196,33 +197,41 @@ class Moved:
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
-    It compresses if it has a ``coder`` and ``scratch``, with a ``gate`` only while that is open. It
-    always expands, because other engines may compress the chunks that they share with this one.
+    It compresses if it has a ``coder`` and ``scratch``, as the option ``compress`` says: with
+    ``auto`` only while the ``gate`` is open. It always expands, because other engines may compress
+    the chunks that they share with this one.
     """
 
     _chunk_bytes: int
     _alignment: int
     _coder: Planes | None
     _scratch: BufferArena | None
-    gate: CompressionGate | None
+    _gate: CompressionGate | None
+    _options: RunnerOptions
     _clock: Clock
+
+    @property
+    def gate(self) -> CompressionGate | None:
+        """The gate, if it decides now."""
+        return self._gate if self._options.compress == "auto" else None
 
     @asynccontextmanager
     async def compressing(
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
         """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
-        if self._coder is None or self._scratch is None:
+        gate = self.gate
+        if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch
             return
         scratch = self._scratch.take(len(batch))
         try:
-            if self.gate is not None and self.gate.begin_store():
+            if gate is not None and gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
-                work = partial(self.gate.trials.try_out, plain, scratch[0])
+                work = partial(gate.trials.try_out, plain, scratch[0])
                 await self._timed(moved, work)
-                self.gate.decide()
-            if self.gate is None or self.gate.is_open:
+                gate.decide()
+            if gate is None or gate.is_open:
                 compress = partial(self._compress, self._coder, batch, scratch)
                 batch = await self._timed(moved, compress)
             yield batch

@@ -62,9 +62,6 @@ class DirectionHealth:
     def __post_init__(self) -> None:
         self._clock = self._call.tier.context.clock
         self._breaker = Breaker(self._options, self._rng)
-        is_read = self._direction is Direction.READ
-        options = self._options
-        self._deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
 
     @property
     def admits(self) -> bool:
@@ -123,7 +120,10 @@ class DirectionHealth:
         # A probe may take as long as the pause before it, but no longer than a load or store. The
         # first probes are short, to detect a quick recovery. Later ones give a slow tier more time.
         try:
-            within_s = min(self._breaker.pause_s, self._deadline_s)
+            is_read = self._direction is Direction.READ
+            options = self._options
+            deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
+            within_s = min(self._breaker.pause_s, deadline_s)
             if not await wait_within(self._clock, within_s, [attempt]):
                 return False
         finally:

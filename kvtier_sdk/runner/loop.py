@@ -136,7 +136,8 @@ class TierLoop:
         secrets = secrets_of(spec.config)
         self._log = TierLog(spec.name, clock, secrets)
         codec = None if options.codec is None else load_codec(options.codec)
-        coder = self._coder_for(namespace)
+        coder, self._no_coder = self._coder_for(namespace)
+        self.options_changed()
         header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
         payload_length = round_up(chunk_bytes, alignment)
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
@@ -181,10 +182,12 @@ class TierLoop:
         if codec is not None and sealed is not None:
             sealer = ChunkSealer(self.call, codec, header, sealed)
         gate = None
-        if coder is not None and options.compress == "auto":
+        if coder is not None:
             trials = CoderTrials(coder, alignment, clock)
             gate = CompressionGate(sealer or self.call, trials, clock, self._log)
-        compressor = ChunkCompressor(chunk_bytes, alignment, coder, compressed, gate, clock)
+        compressor = ChunkCompressor(
+            chunk_bytes, alignment, coder, compressed, gate, options, clock
+        )
         self._mover = ChunkMover(self.call, header, memory, headers, sealer, compressor)
         self._health = {
             direction: DirectionHealth(
@@ -207,7 +210,7 @@ class TierLoop:
         events = EventLog(spec.name, medium, locality, announce=announce if is_heard else None)
         notes = None
         if segment is not None:
-            plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, clock)
+            plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, options, clock)
             mover = ChunkMover(self.call, header, segment, headers, sealer, plain)
             notes = NoteSegments(self.call, mover, segment, clock, self._rng, self._log)
         self._inventory = Inventory(
@@ -236,10 +239,13 @@ class TierLoop:
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
-    def _coder_for(self, namespace: Namespace) -> Planes | None:
-        """Return the coder of stored chunks, or ``None`` if chunks are stored plain."""
-        if self.options.compress == "never":
-            return None
+    def options_changed(self) -> None:
+        """Warn of a live option that has no effect. Any thread may call this."""
+        if self.options.compress != "never" and self._no_coder is not None:
+            self._log.warning("option 'compress' has no effect: %s", self._no_coder)
+
+    def _coder_for(self, namespace: Namespace) -> tuple[Planes | None, str | None]:
+        """Return the coder of stored chunks, or why they can only be stored plain."""
         dtype = str(namespace.facts.get("dtype", ""))
         make = Float8 if self.options.compress == "fp8" else Planes
         fault = None
@@ -249,13 +255,14 @@ class TierLoop:
             fault = "the engine does not say which dtype the chunks have"
         elif not make.supports(dtype):
             fault = f"it is for {make.FLOATS}, and the chunks' dtype is {dtype}"
-        if fault is None:
-            try:
-                return make(dtype)
-            except ConfigError as error:
-                raise ConfigError(f"tier {self.spec.name!r}: {error}") from None
-        self._log.warning("option 'compress' has no effect: %s", fault)
-        return None
+        if fault is not None:
+            return None, fault
+        try:
+            return make(dtype), None
+        except ConfigError as error:
+            if self.options.compress == "never":
+                return None, str(error)
+            raise ConfigError(f"tier {self.spec.name!r}: {error}") from None
 
     async def open(self) -> bool:
         """Open the tier; return false if further attempts run in the background."""

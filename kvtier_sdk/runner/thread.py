@@ -95,6 +95,9 @@ class ThreadRunner(LoopRunner):
     def suspect(self) -> None:
         """Do nothing, because a thread cannot be killed."""
 
+    def options_changed(self) -> None:
+        self._call_soon(self._tier_loop.options_changed)
+
     def log_end(self, topic: str, message: str) -> bool:
         self._call_soon(self._tier_loop.log_end, topic, message)
         return self.is_running

@@ -47,6 +47,10 @@ class InlineRunner:
     def suspect(self) -> None:
         """Do nothing: a tier that blocks its loop also blocks the caller, who cannot call this."""
 
+    def options_changed(self) -> None:
+        """Tell the loop that live options have changed."""
+        self._tier_loop.options_changed()
+
     def log_end(self, topic: str, message: str) -> bool:
         """Log ``message`` under ``topic`` when the loop runs; return false after :meth:`close`."""
         if self._event_loop.is_closed():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from kvtier_sdk.metrics import TierStats
+from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
@@ -44,13 +45,13 @@ class Admission:
     An eviction shows that the tier is full. The tier counts as full until it reports a removal that
     is not an eviction, or until it clearly has room. Room means free bytes within its capacity, or
     free bytes on its disk if the tier evicted before it reached its capacity. A tier that reports
-    no evictions or no usage gets every chunk.
+    no evictions or no usage gets every chunk, as does a tier without ``options``.
     """
 
-    def __init__(self, stats: TierStats, log: TierLog, *, enabled: bool) -> None:
+    def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:
         self._stats = stats
         self._log = log
-        self._enabled = enabled
+        self._options = options
         # Keys whose hash is below this limit are followed.
         self._limit = _HASHES
         # The followed chunks in the tier; the value is true once the chunk was read.
@@ -64,6 +65,10 @@ class Admission:
         # whole, so that the chunks of a prefix are forgotten together.
         self._seen: set[int] = set()
         self._seen_earlier: set[int] = set()
+
+    @property
+    def _enabled(self) -> bool:
+        return self._options is not None and self._options.admission == "auto"
 
     @property
     def is_selective(self) -> bool:
@@ -123,7 +128,7 @@ class Admission:
         self._period = 0
 
     def _decide(self) -> None:
-        is_selective = self._has_gain and self._is_full()
+        is_selective = self._enabled and self._has_gain and self._is_full()
         if is_selective != self._stats.is_selective:
             self._stats.is_selective = int(is_selective)
             name = self._stats.name

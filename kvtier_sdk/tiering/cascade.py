@@ -27,8 +27,7 @@ class ManagedTier:
         self.whole_requests = options.offload_policy == "request"
         # Admission is off if the tier gets chunks only after hits, or gets whole requests.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
-        enabled = is_open and options.admission == "auto"
-        self.admission = Admission(client.stats, client.log, enabled=enabled)
+        self.admission = Admission(client.stats, client.log, options if is_open else None)
 
 
 class Cascade:

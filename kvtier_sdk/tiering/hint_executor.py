@@ -66,14 +66,13 @@ class HintExecutor:
         requests: dict[str, RequestState],
         clock: Clock,
         *,
-        max_duration_s: float,
         end_request: Callable[[RequestState], None],
     ) -> None:
         self._primary = primary
         self._leases = primary.leases
         self._tiers = tiers
         self._clock = clock
-        self._max_duration_s = max_duration_s
+        self.max_duration_s: float = inf
         self._log = TierLog(PRIMARY, clock)
         self._sessions = Sessions(_REMEMBERED * len(primary.slots))
         self._prefetcher = Prefetcher(
@@ -173,7 +172,7 @@ class HintExecutor:
             self._leases.end(released)
             self._write(hint, request, Outcome.ACCEPTED, len(released), 0.0)
             return
-        duration_s = min(asked_s, self._max_duration_s)
+        duration_s = min(asked_s, self.max_duration_s)
         priority = request.priority if hint.priority is None else hint.priority
         lease = Lease(
             request.tenant,
@@ -232,8 +231,8 @@ class HintExecutor:
             self._refuse(hint, request, "the budget is 0")
         elif not self._tiers:
             self._refuse(hint, request, "there is no tier to load from")
-        elif wait_s > self._max_duration_s:
-            longest = format_seconds(self._max_duration_s)
+        elif wait_s > self.max_duration_s:
+            longest = format_seconds(self.max_duration_s)
             self._refuse(hint, request, f"the latest turn is after {longest}")
         else:
             turn_s = now_s + wait_s

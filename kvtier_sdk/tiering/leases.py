@@ -152,7 +152,8 @@ class Leases:
             room += len(lost)
             for key in lost:
                 del self.held[key], other[key]
-        return room
+        # A budget that was lowered may be exceeded.
+        return max(0, room)
 
 
 def _rank(lease: Lease) -> float:

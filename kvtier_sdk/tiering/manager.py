@@ -101,9 +101,8 @@ class TieringManager:
         self._pool = pool
         self._one_copy = one_copy
         reserve = round(pool.slots * store_reserve)
-        budget = min(int(pool.slots * hint_share), pool.slots - reserve)
         self._primary = PrimaryTier(
-            *(pool.slots, pool.chunk_bytes, policy, budget), events=events, announce=announce
+            *(pool.slots, pool.chunk_bytes, policy), events=events, announce=announce
         )
         # A second reference to the primary tier's table, which saves an attribute access per chunk.
         self._by_key = self._primary.by_key
@@ -117,9 +116,10 @@ class TieringManager:
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
         self._hints = HintExecutor(
             *(self._primary, self._search, self._promotions, self._tiers, self._requests, clock),
-            max_duration_s=hint_duration_s,
             end_request=self._end_if_over,
         )
+        self._most_leased = pool.slots - reserve
+        self.limit_hints(hint_share, hint_duration_s)
         self._uses = Uses(self._primary, policy, self._tiers, self._requests)
         # Slots that may still be read or written by copies that began before a reset.
         self._stale_copies: list[Slot] = []
@@ -536,6 +536,11 @@ class TieringManager:
     def take_receipts(self) -> list[Receipt]:
         """Return the hints' receipts since the last call, oldest first; 1,024 are kept."""
         return self._hints.take_receipts()
+
+    def limit_hints(self, share: float, duration_s: float) -> None:
+        """Limit later hints to a ``share`` and a ``duration_s``; any thread may call this."""
+        self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
+        self._hints.max_duration_s = duration_s
 
     def give_hint(self, hint: OperatorHint) -> None:
         """Carry out an operator's hint at the end of the next step; any thread may call this."""

@@ -83,6 +83,7 @@ class TierClient:
     Attributes:
         spec: the tier's specification.
         stats: live counters; the caller counts ``hit_chunks``.
+        chunk_bytes: payload of a chunk.
         jobs: jobs that were handed to the runner and are not yet released.
         load_bytes: payload of collected and running loads.
         store_bytes: payload of collected and running stores.
@@ -131,7 +132,7 @@ class TierClient:
         self._listener = listener
         self._clock = clock
         self.log: TierLog = TierLog(spec.name, clock)
-        self._chunk_bytes = chunk_bytes
+        self.chunk_bytes: int = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
         self.pace: Pace = Pace(spec.runner, chunk_bytes)
@@ -188,6 +189,10 @@ class TierClient:
         self.log.catch_up()
         self.stats.is_open = 0
 
+    def options_changed(self) -> None:
+        """Bring changed live options to where the tier runs. Any thread may call this."""
+        self._runner.options_changed()
+
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued loads and stores, wait for running jobs, and apply the results.
 
@@ -238,13 +243,13 @@ class TierClient:
     @property
     def load_room(self) -> int:
         """Number of chunks that still fit into the load queue."""
-        return max(0, (self._max_load_bytes - self.load_bytes) // self._chunk_bytes)
+        return max(0, (self._max_load_bytes - self.load_bytes) // self.chunk_bytes)
 
     @property
     def store_room(self) -> int:
         """Number of chunks that still fit into the store queue; a slow tier has a shorter queue."""
         limit_bytes = min(self._max_store_bytes, self.pace.store_bytes)
-        return int(max(0, (limit_bytes - self.store_bytes) // self._chunk_bytes))
+        return int(max(0, (limit_bytes - self.store_bytes) // self.chunk_bytes))
 
     def held_slots(self) -> Iterator[int]:
         """Yield the slots of all loads and stores that are not yet released."""
@@ -253,7 +258,7 @@ class TierClient:
 
     def expected_load_s(self, chunks: int) -> float:
         """Estimate the seconds to load all queued chunks and ``chunks`` more; 0.0 if unknown."""
-        size_bytes = self.load_bytes + chunks * self._chunk_bytes
+        size_bytes = self.load_bytes + chunks * self.chunk_bytes
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
@@ -314,7 +319,7 @@ class TierClient:
         taken = self._admit(_LOAD, len(keys), whole=whole)
         if not taken:
             return None
-        self.load_bytes += taken * self._chunk_bytes
+        self.load_bytes += taken * self.chunk_bytes
         job = self._open_loads.get(request.request_id) if tag is None else None
         if job is None:
             deadline_s = self.spec.runner.load_deadline_s
@@ -342,7 +347,7 @@ class TierClient:
         taken = self._admit(_STORE, len(keys), whole=whole)
         if not taken:
             return None
-        self.store_bytes += taken * self._chunk_bytes
+        self.store_bytes += taken * self.chunk_bytes
         if taken < len(keys):
             keys, slots = keys[:taken], slots[:taken]
         job = self._collect(_STORE, keys, slots, request, self.spec.runner.store_deadline_s, tag)
@@ -487,9 +492,9 @@ class TierClient:
 
     def _return_bytes(self, job: Job) -> None:
         if job.operation is _STORE:
-            self.store_bytes -= len(job.keys) * self._chunk_bytes
+            self.store_bytes -= len(job.keys) * self.chunk_bytes
         elif job.operation is _LOAD:
-            self.load_bytes -= len(job.keys) * self._chunk_bytes
+            self.load_bytes -= len(job.keys) * self.chunk_bytes
 
     def _apply(self, report: Report, now_s: float) -> None:
         if isinstance(report, JobResult):

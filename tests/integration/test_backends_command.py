@@ -56,7 +56,7 @@ def test_the_text_says_the_same() -> None:
     assert "file kvtier-file 0.1.0" in lines
     assert any(line.startswith("contract 1; storage, remote; can: delete, ") for line in lines)
     assert any(line.startswith("min_free size or share 5% free space") for line in lines)
-    assert any(line.startswith("load_deadline duration 5 s a load that") for line in lines)
+    assert any(line.startswith("load_deadline duration, live 5 s a load that") for line in lines)
     assert not any(line.startswith("memory ") for line in lines)
 
 

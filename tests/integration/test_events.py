@@ -35,8 +35,8 @@ def test_a_killed_store_and_a_drain_are_in_the_history(tmp_path: Path, runner: s
             ask(socket, {"command": "resume", "tier": "far"})
             expected = [
                 *("offloads to host, far", "reads are refused until a probe succeeds"),
-                *("reads are taken again, after", "far: the tier is taken out, on request"),
-                "far: the tier is put back, on request",
+                *("reads are taken again, after", "far: the tier is taken out by "),
+                "far: the tier is put back by ",
             ]
             engine.manager.on_schedule_end()
             server.wait_until(lambda: expected[-1] in kvtier("events", socket).stdout, "written")
@@ -50,7 +50,7 @@ def test_a_killed_store_and_a_drain_are_in_the_history(tmp_path: Path, runner: s
     for source in (socket, tmp_path / "engine.events.jsonl"):
         after = kvtier("events", source, "--json")
         found = [json.loads(line)["text"] for line in after.stdout.splitlines()]
-        assert expected[-1] in found, after.stderr
+        assert any(text.startswith(expected[-1]) for text in found), after.stderr
     assert kvtier("events", socket, "--since", "1us").stdout == (
         "nothing has happened in the last 1us\n"
     )

@@ -31,6 +31,28 @@ def test_the_revision_reaches_both_managers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "services"),
+    [
+        ((), {"admin_socket": "auto", "metrics_port": 9400}),
+        (("--admin-socket", "off", "--metrics-port", "0"), {}),
+        (
+            ("--admin-socket", "/run/e", "--metrics-port", "9401"),
+            {"admin_socket": "/run/e", "metrics_port": 9401},
+        ),
+        (("--manager", "vllm"), {}),
+    ],
+)
+def test_an_operators_services_are_on_unless_told_otherwise(
+    options: tuple[str, ...], services: dict[str, object]
+) -> None:
+    done = kvtier("vllm-config", "memory:?capacity=1MiB", "--pool", "1MiB", *options)
+    extra = json.loads(done.stdout)["kv_connector_extra_config"]
+    assert {name: extra[name] for name in extra.keys() & {"admin_socket", "metrics_port"}} == (
+        services
+    )
+
+
+@pytest.mark.parametrize(
     ("url", "pool", "says"),
     [
         ("file:///kv?capcity=1GiB", "1GiB", "did you mean 'capacity'?"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,10 +97,9 @@ def live(
     specs = [
         TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers
     ]
-    options = {"slots": 64, "chunk_bytes": CHUNK_BYTES, **options, "tiers": specs}
-    config = TieringConfig.from_dict(options, where="test")
     # Never skip a load in favour of recomputing, because nothing is computed here.
-    config = config.model_copy(update={"recompute_s": math.inf})
+    options = {"recompute": "1000d", "chunk_bytes": CHUNK_BYTES, **options, "tiers": specs}
+    config = TieringConfig.from_dict({"slots": 64, **options}, where="test")
     reported = threading.Event()
     with (
         open_pool(config) as pool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 import threading
@@ -17,7 +18,7 @@ from kvtier_sdk.admin import AdminSocket
 from kvtier_sdk.cli.engine import ask
 
 
-def echo(request: Mapping[str, Any]) -> dict[str, Any]:
+def echo(request: Mapping[str, Any], caller: str) -> dict[str, Any]:
     return {"got": request}
 
 
@@ -47,7 +48,9 @@ def test_a_dead_process_s_socket_is_replaced_and_a_living_one_s_is_not(tmp_path:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     with AdminSocket(path, echo):
-        with pytest.raises(ConfigError, match="a living process serves .*engine.sock"):
+        with pytest.raises(
+            ConfigError, match=rf"process {os.getpid()} \(.*\) serves .*engine.sock"
+        ):
             AdminSocket(path, echo)
         assert ask(path, {}) == {"got": {}}
 
@@ -123,7 +126,7 @@ def test_the_mode_is_never_that_of_what_a_link_points_to(
 def test_an_error_of_the_engine_is_an_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(request: Mapping[str, Any]) -> dict[str, Any]:
+    def fail(request: Mapping[str, Any], caller: str) -> dict[str, Any]:
         raise KeyError("no such thing")
 
     path = tmp_path / "engine.sock"

@@ -16,11 +16,12 @@ class Budget:
     The class is not thread-safe, except for ``in``.
 
     Attributes:
+        capacity_bytes: limit of the chunks' bytes; ``None`` for no limit.
         latest_ns: time of the latest known use of any chunk, including removed chunks.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes
         self._indices: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
         self.latest_ns = 0
@@ -76,8 +77,8 @@ class Budget:
         """Return how many bytes to evict to make room; 0 or less if there is room."""
         wanted_bytes = need_bytes + reserved_bytes
         excess_bytes = 0
-        if self._capacity_bytes is not None:
-            excess_bytes = self.used_bytes + wanted_bytes - self._capacity_bytes
+        if self.capacity_bytes is not None:
+            excess_bytes = self.used_bytes + wanted_bytes - self.capacity_bytes
         if headroom_bytes is not None:
             excess_bytes = max(excess_bytes, wanted_bytes - headroom_bytes)
         return excess_bytes
@@ -97,7 +98,7 @@ class Budget:
         if excess_bytes > evictable_bytes:
             is_capacity = excess_bytes == self.excess_bytes(need_bytes, reserved_bytes)
             limit = (
-                f"capacity is {format_bytes(self._capacity_bytes or 0)}"
+                f"capacity is {format_bytes(self.capacity_bytes or 0)}"
                 if is_capacity
                 else f"the file system has {format_bytes(max(0, headroom_bytes or 0))} above what "
                 "min_free keeps"

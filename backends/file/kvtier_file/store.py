@@ -423,6 +423,7 @@ class ChunkStore:
         spares: int = 0,
     ) -> None:
         """Evict chunks; move up to ``spares`` files to ``into``. The caller must hold the lock."""
+        self._usage.budget.capacity_bytes = self._config.capacity_bytes
         victims = self._usage.victims(
             need_bytes,
             headroom_bytes,

@@ -50,6 +50,7 @@ class Sweeper:
         self._signatures = f"{names.root}sweepers/"
         self._signature = f"{self._signatures}{started_ms:013x}-{uuid.uuid4().hex}"
         self._task: asyncio.Task[None] | None = None
+        self._has_signed = False
 
     def start(self) -> None:
         self._task = self._context.clock.spawn(self._run(), name="sweeper")
@@ -59,6 +60,7 @@ class Sweeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._has_signed:
             with suppress(TierError, TimeoutError):
                 async with self._context.clock.timeout(_SIGN_OFF_S):
                     await self._bucket.delete([self._signature])
@@ -67,7 +69,9 @@ class Sweeper:
         while True:
             has_more = False
             try:
-                has_more = await self._take_turn()
+                # An operator may set limits while the engine runs.
+                if self._config.capacity_bytes is not None or self._config.max_age_s is not None:
+                    has_more = await self._take_turn()
             except TierError as error:
                 self._context.logger.warning("capacity and max_age were not kept: %s", error)
             except Exception:
@@ -77,6 +81,7 @@ class Sweeper:
 
     async def _take_turn(self) -> bool:
         """Write the signature; the owner also sweeps. Return true if another sweep must follow."""
+        self._has_signed = True
         await self._objects.write(self._signature, [b"{}"])
         signed = {
             found.name: found.modified_s async for found in self._bucket.listing(self._signatures)

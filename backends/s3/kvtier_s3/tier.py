@@ -81,8 +81,7 @@ class S3Tier(ChunkTierManager):
                 await self._write_manifest()
         except SettingError as error:
             raise ConfigError(str(error)) from None
-        is_bounded = self.config.capacity_bytes is not None or self.config.max_age_s is not None
-        if is_engines and is_bounded:
+        if is_engines:
             sweeper = Sweeper(self.config, context, self._bucket, self._objects, self._names)
             self._opened.push_async_callback(sweeper.close)
             sweeper.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtier_sdk import HostPool, PoolLayout
-from kvtier_sdk.engine import check_store, pool_size_bytes
+from kvtier_sdk.engine import check_services, check_store, pool_size_bytes
 from kvtier_vllm.model_revision import model_facts
 from kvtier_vllm.options import CLASS_TYPE, EXTRA_CONFIG
 from kvtier_vllm.plugin import TIER_TYPE
@@ -22,14 +22,16 @@ from kvtier_vllm.transfer_config import (
 _WHERE = "kv_transfer_config"
 
 
-def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> None:
-    """Check the configuration of an engine, if the engine uses kvtier."""
+def check_engine(
+    transfer: Mapping[str, Any], model: str, hub_cache: Path, ranks: range = range(1)
+) -> None:
+    """Check the configuration of this machine's data-parallel engines, if they use kvtier."""
     extra = transfer.get(EXTRA_CONFIG.where)
     if transfer.get("kv_connector") == "MultiConnector" and isinstance(extra, Mapping):
         inner = extra.get("connectors")
         for connector in inner if isinstance(inner, list) else ():
             if isinstance(connector, Mapping):
-                check_engine(connector, model, hub_cache)
+                check_engine(connector, model, hub_cache, ranks)
         return
     if transfer.get("kv_connector") != CONNECTOR or not isinstance(extra, Mapping):
         return
@@ -39,6 +41,8 @@ def check_engine(transfer: Mapping[str, Any], model: str, hub_cache: Path) -> No
     HostPool.check(PoolLayout(1, pool_size_bytes(config)), directory=POOL_DIRECTORY)
     for options in [extra] if extra["spec_name"] not in GUEST_SPECS else _our_tiers(extra):
         model_facts(model, hub_cache, options.get("model_revision"))
+    for rank in ranks:
+        check_services(config.for_rank(rank))
     for spec in config.tiers:
         check_store(spec)
 

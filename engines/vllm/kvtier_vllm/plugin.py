@@ -52,7 +52,10 @@ def _check(vllm_config: Any) -> None:
         for name in ("kv_connector", "kv_role", "kv_connector_extra_config")
     }
     try:
-        check_engine(options, vllm_config.model_config.model, Path(HF_HUB_CACHE))
+        parallel = vllm_config.parallel_config
+        first = parallel.data_parallel_index
+        ranks = range(first, first + parallel.data_parallel_size_local)
+        check_engine(options, vllm_config.model_config.model, Path(HF_HUB_CACHE), ranks)
     except KVTierError as error:
         if not compat.is_command():
             raise

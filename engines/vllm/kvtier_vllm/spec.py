@@ -132,11 +132,8 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def _make_manager(
         self, pool: HostPool | EngineSlots, tiers: Sequence[TierSpec]
     ) -> KVTierOffloadingManager:
-        config = self._options.config
         rank = self.config.parallel.data_parallel_index
-        if config.metrics_port:
-            # Each replica of a data-parallel engine has a different port.
-            config = config.model_copy(update={"metrics_port": config.metrics_port + rank})
+        config = self._options.config.for_rank(rank)
         clock = SystemClock()
         services = OperatorServices(config, clock, pool.chunk_bytes, rank=rank)
         identity = Identity(

@@ -54,6 +54,22 @@ def vllm_config_command(
             help="What tells this model from others of its name. vLLM's log asks for it if needed.",
         ),
     ] = None,
+    admin_socket: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="Where kvtier's manager answers 'kvtier top', 'set', 'drain'. 'auto' is a "
+            "directory that only the engine's user can enter; 'off' is nowhere.",
+        ),
+    ] = "auto",
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT",
+            help="Where kvtier's manager serves metrics, to this machine only; 0 is nowhere. Each "
+            "engine of a machine needs its own.",
+        ),
+    ] = 9400,
 ) -> None:
     """Print the value of vLLM's --kv-transfer-config for these tiers, as JSON.
 
@@ -69,8 +85,14 @@ def vllm_config_command(
                 f"{url_without_password(url)} has a secret in it, which vLLM's command line would "
                 "show to everyone on the machine"
             )
+    services: dict[str, Any] = {} if admin_socket == "off" else {"admin_socket": admin_socket}
+    services |= {"metrics_port": metrics_port} if metrics_port else {}
     config = make_transfer_config(
-        tiers, pool, our_manager=manager is Manager.KVTIER, model_revision=model_revision
+        tiers,
+        pool,
+        our_manager=manager is Manager.KVTIER,
+        model_revision=model_revision,
+        services=services,
     )
     read_transfer_config(config, where="vllm-config")
     print(json.dumps(config, indent=2))

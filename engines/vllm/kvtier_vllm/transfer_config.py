@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -59,9 +60,14 @@ def is_transfer_config(options: Mapping[str, Any]) -> bool:
 
 
 def make_transfer_config(
-    tiers: Sequence[str], pool: str, *, our_manager: bool, model_revision: str | None = None
+    tiers: Sequence[str],
+    pool: str,
+    *,
+    our_manager: bool,
+    model_revision: str | None = None,
+    services: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Make the argument of ``vllm serve --kv-transfer-config``."""
+    """Make the argument of ``vllm serve --kv-transfer-config``; only our manager has services."""
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]
     if our_manager:
@@ -70,6 +76,7 @@ def make_transfer_config(
             "spec_module_path": __package__,
             "cpu_bytes_to_use": pool,
             "secondary_tiers": list(tiers),
+            **services,
             **revision,
         }
     else:

@@ -100,6 +100,10 @@ class Child:
             self._spawn(self._drain(read_plain(body)), "drain")
         elif kind is Kind.CLOSE:
             self._end(read_plain(body))
+        elif kind is Kind.OPTIONS and self._tier_loop is not None:
+            for options in (self._tier_loop.spec.config, self._tier_loop.options):
+                options.set_live(read_plain(body))
+            self._tier_loop.options_changed()
         elif kind is Kind.PING:
             self._send(message(Kind.PING))
 

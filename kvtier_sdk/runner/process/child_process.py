@@ -110,6 +110,10 @@ class ChildProcess:
         self._send(plain_message(Kind.BOOTSTRAP, bootstrap))
         await self._opened
 
+    def change(self, options: Mapping[str, Any]) -> None:
+        """Change live options of the tier."""
+        self._send(plain_message(Kind.OPTIONS, options))
+
     async def drain(self, timeout_s: float) -> bool:
         """Drain the tier; return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()

@@ -25,7 +25,7 @@ from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 _HEAD = struct.Struct("<IB")
 #: The longest body, which has room for seven million keys. A longer message is invalid.
@@ -81,6 +81,8 @@ class Kind(IntEnum):
     PING = 10
     #: From the child: an event for routers.
     INVENTORY = 11
+    #: To the child: the values of the live options.
+    OPTIONS = 12
 
 
 _KINDS = {kind.value: kind for kind in Kind}

@@ -170,6 +170,9 @@ class ProcessRunner(LoopRunner):
     def suspect(self) -> None:
         self._call_soon(self._suspect)
 
+    def options_changed(self) -> None:
+        self._call_soon(self._send_options)
+
     def log_end(self, topic: str, message: str) -> bool:
         if not self.is_running or self._data is None or self._data.is_full:
             return False
@@ -237,6 +240,7 @@ class ProcessRunner(LoopRunner):
             try:
                 self._child = starting.result()
                 self._connect(self._child.data)
+                self._send_options()
             except TierError as error:
                 if options.required or not may_pass(error):
                     raise
@@ -340,6 +344,8 @@ class ProcessRunner(LoopRunner):
             self._note_failure(error)
         else:
             self._report(ProcessStarted(self._child.is_open, is_restart), self._child.data)
+            # The options may have changed since the process got them.
+            self._send_options()
 
     def _note_failure(self, error: Exception) -> None:
         self._log.warning("the tier's process could not be started: %s", error)
@@ -354,6 +360,11 @@ class ProcessRunner(LoopRunner):
     def _report(self, change: _Change, data: Channel | None) -> None:
         self._changes.append((data, change))
         self._notify_engine()
+
+    def _send_options(self) -> None:
+        if self._child is not None:
+            spec = self._spec
+            self._child.change(spec.config.live_values() | spec.runner.live_values())
 
     def _suspect(self) -> None:
         if self._child is not None:

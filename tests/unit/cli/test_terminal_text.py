@@ -24,7 +24,7 @@ def test_a_sockets_text_is_shown_as_text(
     tier |= dict.fromkeys(COUNTERS, 0)
     tier |= {"saved_tokens": {SAID: 7}, "saved_prefill_s": {SAID: 0.5}, "compress_s": 0}
     tier |= {"used_chunks": 40, "used_bytes": 3 * 2**30, "capacity_bytes": None}
-    tier |= {"free_bytes": 12 * 2**30}
+    tier |= {"free_bytes": 12 * 2**30, "differences": {SAID: [SAID, SAID]}}
     status = {
         "pid": SAID,
         "idle_s": 0.0,
@@ -34,11 +34,11 @@ def test_a_sockets_text_is_shown_as_text(
         "tiers": [tier],
     }
     path = tmp_path / "engine.sock"
-    with AdminSocket(path, lambda _: {**status, "uptime_s": float(next(looks))}):
+    with AdminSocket(path, lambda *_: {**status, "uptime_s": float(next(looks))}):
         top_command(path, interval="1ms", once=True)
     text = capsys.readouterr().out
     assert "last error, 3 s ago: disk" in text
-    assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 6
+    assert text.count(r"disk [/red]\x1b[2K\r\x9b\x07\u202e\nforged") == 14
     assert "forged: 40 chunks, 3 GiB, disk has 12 GiB free\n" in text
     assert text.replace("\n", "").isprintable()
 

@@ -47,6 +47,7 @@ def rows(text: str, name: str) -> list[Row]:
 
 def written(option: OptionInfo) -> Row:
     kind = ", ".join(f"`{choice}`" for choice in option.choices) or option.kind
+    kind += ", live" * option.is_live
     return option.name, kind, "needed" if option.required else default(option.default)
 
 

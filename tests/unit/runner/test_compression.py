@@ -194,6 +194,22 @@ async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:
             assert at in padding, f"byte {at} of {len(stored)}"
 
 
+async def test_an_operator_switches_it_on_and_off(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, integers = await make(), await make(dtype="int8")
+    for compress, is_compressed in (("always", True), ("never", False), ("auto", False)):
+        engine.loop.options.set_live({"compress": compress})
+        engine.loop.options_changed()
+        engine.pool.view(0)[:] = numbers()
+        assert await engine.do(STORE) == "ok"
+        assert engine.is_compressed is is_compressed
+    assert not caplog.records
+    integers.loop.options.set_live({"compress": "always"})
+    integers.loop.options_changed()
+    assert "'compress' has no effect: it is for" in caplog.text
+
+
 def engine_bytes(engine: Engine) -> int:
     return engine.loop.call.tier.context.object_bytes
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from support.engine import KEYS, A, B, Engine, Make
 
-from kvtier_sdk import OffloadKey, TierStats, Usage, make_offload_key
+from kvtier_sdk import OffloadKey, RunnerOptions, TierStats, Usage, make_offload_key
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.testing import VirtualClock
 from kvtier_sdk.tiering.admission import Admission
@@ -30,7 +30,8 @@ def slot_of(number: int) -> Slot:
 class Rig:
     def __init__(self, capacity: int, *, enabled: bool = True) -> None:
         self.stats = TierStats("t", "memory")
-        self.admission = Admission(self.stats, TierLog("t", VirtualClock()), enabled=enabled)
+        self.options = RunnerOptions(admission="auto" if enabled else "off")
+        self.admission = Admission(self.stats, TierLog("t", VirtualClock()), self.options)
         self.capacity = capacity
         # The rig counts chunks, not bytes. ``None`` would mean that no usage was reported yet.
         self.stats.used_bytes = 0
@@ -180,6 +181,19 @@ def test_it_is_off_for_tiers_of_whole_requests(make: Make, options: dict[str, st
     engine.at_rest()
     assert engine.manager.stats[1].stored_chunks == 480
     assert engine.manager.stats[1].evicted_unread_chunks == 472
+
+
+def test_an_operator_switches_it_off_and_on(make: Make) -> None:
+    engine = thrashed(make)
+    stats, options = engine.manager.stats[1], engine.manager.clients[0].spec.runner
+    assert stats.is_selective
+    options.set_live({"admission": "off"})
+    store_each(engine, KEYS[500:510])
+    assert not stats.is_selective
+    assert set(KEYS[502:510]) <= set(engine.tiers[0]._objects)
+    options.set_live({"admission": "auto"})
+    store_each(engine, KEYS[600:610])
+    assert stats.is_selective
 
 
 def test_an_operators_delete_teaches_no_capacity_and_is_no_eviction(make: Make) -> None:

@@ -110,6 +110,15 @@ def test_a_receipt_says_what_was_clipped(make: Make) -> None:
     assert engine.manager.stats[0].hints == {"pin.clipped": 1, "pin.refused": 1}
 
 
+def test_a_lower_budget_ends_no_pin_and_admits_no_other(make: Make) -> None:
+    engine = make(slots=8, tiers=0, manager={"hint_share": 0.5})
+    turn(engine, "r", KEYS[:4], pin="5m")
+    engine.manager.limit_hints(0.25, 60.0)
+    (receipt,) = turn(engine, "s", KEYS[4:6], pin="5m")
+    assert (receipt.outcome, receipt.chunks) == (Outcome.REFUSED, 0)
+    assert len(engine.manager._primary.leases.held) == 4
+
+
 def test_an_answer_that_is_not_offloaded_is_not_missed(make: Make) -> None:
     engine = make(slots=8, tiers=0, manager=ALL)
     request = read_request("r", {"kvtier": {"pin": "1m"}})

@@ -43,6 +43,7 @@ EXPECTED = {
     "tier rm CONFIG --unused-for 30d --json": (("--yes",), '"ok": true'),
     "tier rm CONFIG#TENANT --all": (("--yes",), f"{2 * CHUNKS} chunks deleted"),
     "tier rm CONFIG --model NAME": (("--yes",), f"{2 * CHUNKS} chunks deleted"),
+    "set SOCKET TIER load_deadline=2s": ((), "configured: 5 s"),
 }
 
 

@@ -1,5 +1,7 @@
 """Checks before vLLM starts a worker. ``tests/integration/messages.txt`` lists full messages."""
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,14 @@ def test_a_connector_among_others_is_checked() -> None:
 def test_a_mistake_is_told(extra: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         check(extra)
+
+
+def test_a_replicas_port_in_use_names_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+        extra = {**OURS, "metrics_port": port - 1}
+        with pytest.raises(ConfigError, match=rf"port {port}: .*, by process {os.getpid()} \("):
+            check_engine(
+                {**options, "kv_connector_extra_config": extra}, "m", Path("/"), range(1, 2)
+            )

@@ -1,0 +1,80 @@
+"""``kvtier set``: changes options of a running engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+
+from kvtier_sdk.cli.backends import written_default
+from kvtier_sdk.cli.engine import Socket, ask_engine
+from kvtier_sdk.cli.option_table import OptionInfo, describe_options
+from kvtier_sdk.cli.terminal import print_columns, say
+from kvtier_sdk.config.tiering_config import PoolOptions
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.options.tier import BoundedTierConfig, RunnerOptions
+
+
+@cache
+def _live_options() -> dict[str, OptionInfo]:
+    models = RunnerOptions, BoundedTierConfig, PoolOptions
+    described = [option for model in models for option in describe_options(model)]
+    return {option.name: option for option in described if option.is_live}
+
+
+def in_words(option: str, value: Any) -> str:
+    """Format a live option's value with its unit."""
+    known = _live_options().get(option)
+    return str(value) if known is None else written_default(replace(known, default=value))
+
+
+def set_command(
+    socket: Socket,
+    tier: Annotated[
+        str, typer.Argument(metavar="TIER", help=f"The tier's name; '{PRIMARY}' is the host pool.")
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OPTION=VALUE...",
+            help="As in the configuration, such as capacity=200GiB or load_deadline=2s; 'none' "
+            "takes a limit away. All are changed, or none. Without any, the values are shown.",
+        ),
+    ] = None,
+) -> None:
+    """Change options of a running engine, until it restarts.
+
+    The engine's log and 'kvtier events' say who changed what.
+    """
+    changes: dict[str, str | None] = {}
+    for text in options or ():
+        option, equals, value = text.partition("=")
+        if not equals or option in changes:
+            raise ConfigError(f"{text!r} should be OPTION=VALUE, each option once")
+        changes[option] = None if value == "none" else value
+    answer = ask_engine(socket, command="set", tier=tier, options=changes)
+    values, differences = answer["options"], answer["differences"]
+    rows = []
+    for option in changes or values:
+        row = [option, in_words(option, values[option]), ""]
+        if option in differences:
+            row[2] = f"configured: {in_words(option, differences[option][0])}"
+        rows.append(row)
+    print_columns(rows)
+    if differences:
+        say("A restart returns to the configuration: write there what should stay.")
+
+
+def help_on_options() -> str:
+    kinds = (
+        f"  {option.name:<20} {'|'.join(option.choices) or option.kind}"
+        for option in _live_options().values()
+    )
+    intro = (
+        "What may change: hint_budget and hint_duration of 'host', the others of a tier; a size "
+        "such as 4GiB, a duration such as 250ms, a share such as 5%."
+    )
+    return "\n".join([intro, "\n\b", *kinds])

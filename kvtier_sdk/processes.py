@@ -1,0 +1,40 @@
+"""Names other processes in messages, as far as /proc tells this user."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from glob import glob
+from pathlib import Path
+
+from kvtier_sdk.options.place import brief, one_line
+from kvtier_sdk.options.secrets import without_password
+
+_PROC = Path("/proc")
+#: The state of a listening socket in /proc/net/tcp.
+_LISTENS = "0A"
+
+
+def describe_process(pid: int) -> str:
+    """Return a process's number and command line: ``process 4711 (vllm serve llama)``."""
+    name = f"process {pid}"
+    with suppress(OSError):
+        words = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").strip()
+        name += f" ({brief(one_line(without_password(words.decode(errors='replace'))))})"
+    return name
+
+
+def listener_of(port: int) -> str | None:
+    """Describe the process that listens on a TCP port, unless it is another user's."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                _, address, _, state, *rest = line.split()
+                if state == _LISTENS and int(address.rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{rest[5]}]")
+    for fd in glob(f"{_PROC}/[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(fd) in sockets:
+                return describe_process(int(Path(fd).parts[2]))
+    return None

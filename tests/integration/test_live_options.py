@@ -1,0 +1,124 @@
+"""An operator changes options of a running engine by its socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from support.command import kvtier
+from support.live import CHUNK_BYTES, live
+from support.runners import KEYS, RUNNERS
+
+from kvtier_sdk import ConfigError, TieringConfig, TierSpec
+from kvtier_sdk.cli.engine import ask
+from kvtier_sdk.engine import check_services
+
+CAPACITY = 8 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_running_tier_follows_and_its_restart_does_not(tmp_path: Path, runner: str) -> None:
+    path = tmp_path / "engine.sock"
+    url = f"file://{tmp_path}/kv?runner={runner}&load_deadline=20s&lookup_deadline=20s&min_free=0"
+    with live([TierSpec.from_url(url)], admin_socket=str(path), slots=8) as engine:
+        stats = engine.manager.stats[1]
+        request = engine.begin("r")
+        engine.store(request, *KEYS[:4])
+        engine.store(request, *KEYS[4:8])
+        assert (stats.stored_chunks, stats.evicted_chunks) == (8, 0)
+        done = kvtier("set", path, "file", f"capacity={CAPACITY}", "load_deadline=10s")
+        assert (done.returncode, done.stderr) == (0, "")
+        capacity, deadline, restart = done.stdout.splitlines()
+        assert capacity.split() == ["capacity", "32", "KiB", "configured:", "-"]
+        assert deadline.split() == ["load_deadline", "10", "s", "configured:", "20", "s"]
+        assert restart == "A restart returns to the configuration: write there what should stay."
+        # A process gets the change beside its jobs, so it may come after some of them.
+        for key in KEYS[8:]:
+            engine.store(request, key)
+            if stats.evicted_chunks:
+                break
+        engine.store(request, KEYS[-1])
+        assert sum(one.stat().st_size for one in tmp_path.glob("kv/*/*/*.kv")) <= CAPACITY
+        shown = kvtier("top", path, "--once", "--interval", "100ms").stdout
+        assert "file: capacity is 32 KiB, configured: -\n" in shown
+        assert kvtier("set", path, "file", "capacity=none").stdout.startswith("capacity  -\n")
+        assert "capacity is" not in kvtier("top", path, "--once", "--interval", "100ms").stdout
+    said = kvtier("events", path).stdout
+    user = f"(uid {os.getuid()}, pid "
+    assert f"file: capacity_bytes was None and is {CAPACITY} now, set by " in said
+    assert f"file: load_deadline_s was 20.0 and is 10.0 now, set by root {user}" in said
+    with live([TierSpec.from_url(url)], admin_socket=str(path), slots=8):
+        assert "configured" not in kvtier("set", path, "file").stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"capacity": "2GX"}, "file: option 'capacity': '2GX': unit 'GX' is none of B,"),
+        ({"capacity": "1KiB"}, "capacity 1 KiB is below one chunk"),
+        ({"ttl": "2h", "max_age": "1h"}, "option 'max_age' is 3600 s but should be at least 'ttl'"),
+        ({"concurrency": "9", "root": "/"}, "a restart of the engine is needed to change "),
+        ({"capcity": "1GiB"}, "unknown option 'capcity'; did you mean 'capacity'?"),
+        ({"retries": None}, "option 'retries' is None but should be a whole number"),
+        ({"compress": "fp8"}, "a restart of the engine is needed to change 'fp8'"),
+        ({"runner": "thread"}, "a restart of the engine is needed to change runner"),
+    ],
+)
+def test_all_is_changed_or_nothing(tmp_path: Path, changes: dict[str, str], says: str) -> None:
+    path = tmp_path / "engine.sock"
+    url = f"file://{tmp_path}/kv?runner=thread"
+    with live([url], admin_socket=str(path)):
+        request = {"command": "set", "tier": "file", "options": {"load_deadline": "9s", **changes}}
+        assert says in ask(path, request)["error"]
+        assert ask(path, {**request, "options": {}})["differences"] == {}
+
+
+def test_the_budget_of_hints_is_the_host_pools(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with live(["memory:"], admin_socket=str(path), slots=8) as engine:
+        leases = engine.manager._primary.leases
+        assert leases.budget == 2
+        done = kvtier("set", path, "host", "hint_budget=50%", "hint_duration=1m")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines()[0].split() == ["hint_budget", "50%", "configured:", "25%"]
+        assert (leases.budget, engine.manager._hints.max_duration_s) == (4, 60.0)
+        done = kvtier("set", path, "host", "slots=9")
+        assert "host: a restart of the engine is needed to change slots" in done.stderr
+
+
+def test_tiers_of_one_place_keep_the_same_options(tmp_path: Path) -> None:
+    path, url = tmp_path / "engine.sock", f"file://{tmp_path}/kv?runner=thread"
+    with live([url, f"{url}&name=other"], admin_socket=str(path)):
+        answer = ask(path, {"command": "set", "tier": "other", "options": {"capacity": "1GiB"}})
+        assert "and so does 'file' (tiers[0]), with other options (capacity)" in answer["error"]
+
+
+def test_by_default_the_socket_is_where_only_its_user_can_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "kvtier-own"
+    monkeypatch.setattr("kvtier_sdk.config.tiering_config.own_directory", lambda: own)
+    monkeypatch.setattr("kvtier_sdk.admin.own_directory", lambda: own)
+    with live(["memory:"], admin_socket="auto"):
+        assert stat.S_IMODE(own.stat().st_mode) == 0o700
+        assert [one.name for one in own.glob("*.sock")] == [f"kvtier-{os.getpid()}.sock"]
+        # A directory with one engine means that engine.
+        assert "load_deadline" in kvtier("set", own, "memory").stdout
+    own.chmod(0o755)
+    with pytest.raises(ConfigError, match="is not a directory that only this user can enter"):
+        check_services(TieringConfig.from_dict({"slots": 1, "admin_socket": "auto"}))
+
+
+def test_what_is_taken_names_its_owner_before_the_engine_opens(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket() as taken, live(["memory:"], admin_socket=str(path)):
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for option in ({"metrics_port": port}, {"admin_socket": str(path)}):
+            config = TieringConfig.from_dict({"slots": 1, **option})
+            with pytest.raises(ConfigError, match=rf"process {os.getpid()} \(.*python"):
+                check_services(config)
