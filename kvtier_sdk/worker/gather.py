@@ -281,7 +281,8 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are aligned, and a part can hold a segment of each block in a chunk."""
+    """Return true if pages are aligned and dense, and a part can hold a segment of each block."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
-    return not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES
+    fits = not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES
+    return fits and layout.is_dense

@@ -85,14 +85,18 @@ class KVGroup:
     Attributes:
         tensors: the tensors, in the order in which a chunk holds their bytes.
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
+        places: for each tensor, the offset in a chunk of its page of the first block, and the
+            distance from there to its page of the next block, in bytes. No two pages may overlap,
+            and other workers' pages may lie between them. ``None`` leaves no gaps.
 
     Raises:
-        ConfigError: there is no tensor, the tensors differ in their number of blocks, or
-            ``blocks_per_chunk`` is less than 1.
+        ConfigError: there is no tensor, the tensors differ in their number of blocks,
+            ``blocks_per_chunk`` is less than 1, or ``places`` does not fit the tensors.
     """
 
     tensors: Sequence[KVTensor]
     blocks_per_chunk: int = 1
+    places: Sequence[tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         if not self.tensors:
@@ -104,11 +108,15 @@ class KVGroup:
                 "the tensors of a KV-cache group must agree in their blocks: "
                 f"{', '.join(map(str, sorted(blocks)))}"
             )
+        if self.places is not None and (
+            len(self.places) != len(self.tensors) or min(map(min, self.places)) < 0
+        ):
+            raise ConfigError("a KV-cache group needs a place inside the chunk for each tensor")
 
     @property
     def chunk_bytes(self) -> int:
-        """The size of a chunk's payload in bytes."""
-        return sum(tensor.page_bytes for tensor in self.tensors) * self.blocks_per_chunk
+        """The bytes of a slot that a chunk needs, with gaps for other workers' pages."""
+        return self.layout().chunk_bytes
 
     def layout(self) -> GroupLayout:
         """Return the addresses, strides and lengths of the group's segments."""
@@ -116,13 +124,19 @@ class KVGroup:
         counts = [len(addresses) for addresses, _ in segments]
         lengths = np.repeat(np.array([length for _, length in segments], np.int64), counts)
         strides = np.array([tensor.block_stride_bytes for tensor in self.tensors], np.int64)
+        offsets, steps = (np.cumsum(lengths) - lengths) * self.blocks_per_chunk, lengths
+        if self.places is not None:
+            begins, steps = np.repeat(np.array(self.places, np.int64), counts, axis=0).T
+            in_page = [np.arange(len(addresses)) * length for addresses, length in segments]
+            offsets = begins + np.concatenate(in_page)
         return GroupLayout(
             blocks=self.tensors[0].blocks,
             blocks_per_chunk=self.blocks_per_chunk,
             addresses=np.concatenate([addresses for addresses, _ in segments]),
             strides_bytes=np.repeat(strides, counts),
             lengths_bytes=lengths,
-            offsets_bytes=(np.cumsum(lengths) - lengths) * self.blocks_per_chunk,
+            offsets_bytes=offsets,
+            steps_bytes=steps,
         )
 
 

@@ -25,8 +25,9 @@ class GroupLayout:
     """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
     A block consists of contiguous pieces of memory, its *segments*. Each array below has an element
-    for each segment. A chunk holds the first segments of all its blocks, then the second segments
-    of all its blocks, and so on, because adjacent blocks can then be copied as one run.
+    for each segment. Unless the engine places them, a chunk holds the first segments of all its
+    blocks, then the second segments of all its blocks, and so on, because adjacent blocks can then
+    be copied as one run.
 
     Attributes:
         blocks: number of blocks on the device; every block id is smaller.
@@ -35,6 +36,7 @@ class GroupLayout:
         strides_bytes: distance from the segment in one block to the same segment in the next.
         lengths_bytes: length of the segment.
         offsets_bytes: offset in a chunk of the first block's segment.
+        steps_bytes: distance in a chunk from one block's segment to the next block's.
     """
 
     blocks: int
@@ -43,11 +45,20 @@ class GroupLayout:
     strides_bytes: Int64s
     lengths_bytes: Int64s
     offsets_bytes: Int64s
+    steps_bytes: Int64s
 
     @property
     def chunk_bytes(self) -> int:
-        """The size of a chunk's payload in bytes."""
-        return int(self.lengths_bytes.sum()) * self.blocks_per_chunk
+        """The bytes of a slot up to the end of the last segment."""
+        last_blocks = self.offsets_bytes + (self.blocks_per_chunk - 1) * self.steps_bytes
+        return int((last_blocks + self.lengths_bytes).max())
+
+    @property
+    def is_dense(self) -> bool:
+        """True if the segments fill a chunk in their order, so that one copy can move it whole."""
+        begins = (self.lengths_bytes.cumsum() - self.lengths_bytes) * self.blocks_per_chunk
+        as_long = np.array_equal(self.steps_bytes, self.lengths_bytes)
+        return as_long and np.array_equal(self.offsets_bytes, begins)
 
     def slots_for(self, blocks: int, first_block: int) -> int:
         """Return the number of slots for ``blocks`` blocks of a request from ``first_block`` on."""
@@ -169,18 +180,20 @@ class GroupShare:
         """Return an upper bound on the number of runs."""
         before, after = self.blocks[:, :-1], self.blocks[:, 1:]
         neighbours = int(((after - before == 1) & (before >= 0)).sum())
-        gapless = int((self.layout.strides_bytes == self.layout.lengths_bytes).sum())
+        layout = self.layout
+        is_gapless = layout.strides_bytes == layout.lengths_bytes
+        gapless = int((is_gapless & (layout.steps_bytes == layout.lengths_bytes)).sum())
         blocks = int((self.blocks >= 0).sum())
-        return blocks * len(self.layout.lengths_bytes) - neighbours * gapless
+        return blocks * len(layout.lengths_bytes) - neighbours * gapless
 
     def runs(self) -> CopyPlan:
         """Return the fewest runs that copy these blocks, in the order of their host addresses."""
         layout = self.layout
-        # Order the axes by chunk, segment and block, so that host addresses ascend.
+        # Order the axes by chunk, segment and block: dense layouts need no sorting by host address.
         blocks = self.blocks[:, None, :]
         device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
         columns = np.arange(layout.blocks_per_chunk)
-        in_chunk = layout.offsets_bytes[:, None] + columns * layout.lengths_bytes[:, None]
+        in_chunk = layout.offsets_bytes[:, None] + columns * layout.steps_bytes[:, None]
         host = self.hosts[:, None, None] + in_chunk
         lengths = np.empty_like(device)
         lengths[:] = layout.lengths_bytes[:, None]
@@ -233,18 +246,19 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
     if len(plans) == 1:
         return plans[0]
     nothing = [np.empty(0, np.int64)]
-    host = np.concatenate([plan.host for plan in plans] or nothing)
-    order = np.argsort(host, kind="stable")
     return _merge(
-        np.concatenate([plan.device for plan in plans] or nothing)[order],
-        host[order],
-        np.concatenate([plan.lengths_bytes for plan in plans] or nothing)[order],
+        np.concatenate([plan.device for plan in plans] or nothing),
+        np.concatenate([plan.host for plan in plans] or nothing),
+        np.concatenate([plan.lengths_bytes for plan in plans] or nothing),
     )
 
 
 def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
     if not len(lengths):
         return CopyPlan(device, host, lengths)
+    if (host[1:] < host[:-1]).any():
+        order = host.argsort(kind="stable")
+        device, host, lengths = device[order], host[order], lengths[order]
     begins_here = np.empty(len(lengths), np.bool_)
     begins_here[0] = True
     ends = device[:-1] + lengths[:-1], host[:-1] + lengths[:-1]

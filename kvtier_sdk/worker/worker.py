@@ -103,14 +103,14 @@ class OffloadWorker:
         if not groups:
             raise ConfigError("a worker needs at least one KV-cache group")
         self._host = host_layout(host)
-        for index, group in enumerate(groups):
-            if group.chunk_bytes > self._host.part_bytes:
+        self._layouts = [group.layout() for group in groups]
+        for index, layout in enumerate(self._layouts):
+            if layout.chunk_bytes > self._host.part_bytes:
                 raise ConfigError(
-                    f"a chunk of KV-cache group {index} has {format_bytes(group.chunk_bytes)}, a "
+                    f"a chunk of KV-cache group {index} has {format_bytes(layout.chunk_bytes)}, a "
                     f"part of a slot only {format_bytes(self._host.part_bytes)}: use fewer "
                     "blocks_per_chunk or larger slots"
                 )
-        self._layouts = [group.layout() for group in groups]
         self._jobs: dict[int, _Job] = {}
         self._started = threading.Condition()
         self._closed = False

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
-from kvtier_sdk import HostPool
+from kvtier_sdk import ConfigError, HostPool
 from kvtier_sdk.engine import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_vllm.compat import computation
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, LoadStoreSpec
+    from vllm.v1.kv_offload.base import (
+        CanonicalKVCaches,
+        CanonicalPageMapping,
+        GPULoadStoreSpec,
+        LoadStoreSpec,
+    )
+    from vllm.v1.kv_offload.config import OffloadingConfig
 
 
 class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     """A worker that copies between vLLM's KV blocks and this worker's part of each slot.
 
-    ``on_shutdown`` is called when ``shutdown`` has finished, or if the constructor raises.
+    With vLLM's canonical layout, the part of all workers is the whole slot. ``on_shutdown`` is
+    called when ``shutdown`` has finished, or if the constructor raises.
     """
 
     def __init__(
@@ -27,10 +35,17 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
         slots: Any,
         blocks_per_chunk: int,
         on_shutdown: Callable[[], None],
+        *,
+        canonical: bool = False,
     ) -> None:
         self._on_shutdown = on_shutdown
+        # Of the workers that hold the same bytes, the first one stores them.
+        self._stores = not canonical or any(
+            ref.mapping.writer_index == 0 for refs in kv_caches.group_data_refs for ref in refs
+        )
+        make_groups = _canonical_groups if canonical else _groups
         try:
-            self._worker = OffloadWorker(_groups(kv_caches, blocks_per_chunk), slots)
+            self._worker = OffloadWorker(make_groups(kv_caches, blocks_per_chunk), slots)
         except BaseException:
             on_shutdown()
             raise
@@ -38,9 +53,11 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
-        self._worker.submit_store(
-            job_id, _device_blocks(src_spec), dst_spec.block_ids, after=computation()
-        )
+        blocks, slots = _device_blocks(src_spec), dst_spec.block_ids
+        if not self._stores:
+            # vLLM waits until every worker has reported the job.
+            blocks, slots = DeviceBlocks([], [0] * len(src_spec.group_sizes)), []
+        self._worker.submit_store(job_id, blocks, slots, after=computation())
         return True
 
     def submit_load(
@@ -79,18 +96,36 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
 
 
 def worker_over_region(
-    kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int
+    kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int, *, canonical: bool
 ) -> KVTierOffloadingWorker:
-    page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
-    slots = region.create_next_worker_view(page_bytes * blocks_per_chunk)
-    return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, region.cleanup)
+    if canonical:
+        slots = region.base_tensor.view(region.num_chunks, -1)
+    else:
+        page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
+        slots = region.create_next_worker_view(page_bytes * blocks_per_chunk)
+    return KVTierOffloadingWorker(
+        kv_caches, slots, blocks_per_chunk, region.cleanup, canonical=canonical
+    )
 
 
 def worker_over_pool(
-    kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int
+    kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int, *, canonical: bool
 ) -> KVTierOffloadingWorker:
-    slots = pool.part(pool.worker or 0)
-    return KVTierOffloadingWorker(kv_caches, slots, blocks_per_chunk, pool.close)
+    slots = pool.part(0 if canonical else pool.worker or 0)
+    return KVTierOffloadingWorker(
+        kv_caches, slots, blocks_per_chunk, pool.close, canonical=canonical
+    )
+
+
+def refuse_uncertified(kv_caches: CanonicalKVCaches, config: OffloadingConfig) -> None:
+    """Raise ``ConfigError`` if a layer's bytes are not as portable as the namespace says."""
+    portable = config.parallel.is_parallelism_agnostic
+    mappings = [ref.mapping for refs in kv_caches.group_data_refs for ref in refs]
+    if any(m is None or m.parallelism_agnostic < portable for m in mappings):
+        raise ConfigError(
+            "kv_connector_extra_config: option 'canonical_layout': vLLM has no canonical "
+            "layout for this model's KV cache with this parallelism; remove it"
+        )
 
 
 def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
@@ -103,6 +138,33 @@ def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup
         )
         for refs in kv_caches.group_data_refs
     ]
+
+
+def _canonical_groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
+    """Return a tensor for each fragment of a page, and its place in vLLM's canonical layout."""
+    block_bytes = [0] * len(kv_caches.tensors)
+    for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
+        page_bytes = ref.mapping.canonical_page_size_bytes
+        block_bytes[ref.tensor_idx] = max(block_bytes[ref.tensor_idx], page_bytes)
+    begins = [0, *itertools.accumulate(size * blocks_per_chunk for size in block_bytes)]
+    groups = []
+    for refs in kv_caches.group_data_refs:
+        tensors, places = [], []
+        for ref in refs:
+            index = ref.tensor_idx
+            for local, canonical, size in _fragments(ref.mapping):
+                tensors.append(KVTensor(kv_caches.tensors[index].tensor[:, local : local + size]))
+                places.append((begins[index] + canonical, block_bytes[index]))
+        groups.append(KVGroup(tensors, blocks_per_chunk, places))
+    return groups
+
+
+def _fragments(mapping: CanonicalPageMapping) -> Iterator[tuple[int, int, int]]:
+    """Yield each fragment's offset in this worker's page and in all workers' page, and its size."""
+    for run in mapping.runs:
+        for n in range(run.num_fragments):
+            local = run.local_offset + n * run.local_stride
+            yield local, run.canonical_offset + n * run.canonical_stride, run.fragment_size
 
 
 def _device_blocks(spec: GPULoadStoreSpec) -> DeviceBlocks:

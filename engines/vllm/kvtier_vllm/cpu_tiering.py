@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvtier_sdk import ConfigError
-from kvtier_vllm.copies import worker_over_region
-from kvtier_vllm.identity import OUR_SLOTS, THEIR_SLOTS
+from kvtier_vllm.copies import refuse_uncertified, worker_over_region
+from kvtier_vllm.identity import slot_layout
 from kvtier_vllm.region import JoinedRegion, enter, refuse_absent
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     @property
     def slot_layout(self) -> str:
         """The layout that this device's worker uses for slots. It is a fact of the namespace."""
-        return OUR_SLOTS if current_platform.is_cpu() else THEIR_SLOTS
+        return slot_layout(self.config, ours=current_platform.is_cpu())
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None and current_platform.is_cpu():
@@ -45,11 +44,10 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
-        if self.config.canonical_layout:
-            raise ConfigError(
-                "kv_connector_extra_config: option 'canonical_layout' is not available on a CPU"
-            )
         if self._worker is None:
+            canonical = self.config.canonical_layout
+            if canonical:
+                refuse_uncertified(kv_caches, self.config)
             rank = self.config.parallel.rank
             region = JoinedRegion(
                 self.config.engine_id,
@@ -60,5 +58,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            self._worker = worker_over_region(kv_caches, region, self.blocks_per_chunk)
+            self._worker = worker_over_region(
+                kv_caches, region, self.blocks_per_chunk, canonical=canonical
+            )
         return self._worker

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 #: The layouts of a worker's part of a slot. vLLM's worker reserves room for each tensor of the
 #: cache, padding included. Our worker puts a group's tensors one after the other, without padding.
+#: Both write vLLM's canonical layout alike.
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
 _log = logging.getLogger("kvtier.vllm")
@@ -68,6 +69,11 @@ class Identity:
 
     def _with_hash(self, algorithm: str, seed: bytes) -> Namespace:
         return Namespace({**self._facts, "hash_algorithm": algorithm, "hash_seed": seed.hex()})
+
+
+def slot_layout(config: OffloadingConfig, *, ours: bool) -> str:
+    """Return the layout that our worker or, unless ``ours``, vLLM's uses for slots."""
+    return OUR_SLOTS if ours and not config.canonical_layout else THEIR_SLOTS
 
 
 def _engine_facts(config: OffloadingConfig) -> dict[str, object]:

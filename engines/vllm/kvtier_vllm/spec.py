@@ -28,9 +28,9 @@ from kvtier_sdk.engine import (
     validate_options,
 )
 from kvtier_vllm import compat
-from kvtier_vllm.copies import worker_over_pool
+from kvtier_vllm.copies import refuse_uncertified, worker_over_pool
 from kvtier_vllm.engine_log import join_engine_log
-from kvtier_vllm.identity import OUR_SLOTS, THEIR_SLOTS, Identity
+from kvtier_vllm.identity import Identity, slot_layout
 from kvtier_vllm.manager import KVTierOffloadingManager
 from kvtier_vllm.metrics import metric_definitions
 from kvtier_vllm.options import EXTRA_CONFIG, SpecOptions
@@ -70,11 +70,6 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         self._options = validate_options(SpecOptions, config.extra_config, EXTRA_CONFIG)
         self.replicated_layout = config.replicated_layout
         self._theirs = self._uses_their_copies()
-        if config.canonical_layout and not self._theirs:
-            raise ConfigError(
-                "kv_connector_extra_config: option 'canonical_layout' needs vLLM's own copies; "
-                "remove it, or set 'copies' to 'vllm' where the device is a GPU"
-            )
         self._layout = self._pool_layout()
         self._manager: KVTierOffloadingManager | None = None
         self._worker: OffloadingWorker | None = None
@@ -93,12 +88,17 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._worker is None:
+            canonical = self.config.canonical_layout
+            if canonical:
+                refuse_uncertified(kv_caches, self.config)
             if self._theirs:
                 self._worker = self._their_worker(kv_caches)
             else:
                 rank = self.config.parallel.rank
                 pool = HostPool.join(self.config.engine_id, self._layout, worker=rank)
-                self._worker = worker_over_pool(kv_caches, pool, self.blocks_per_chunk)
+                self._worker = worker_over_pool(
+                    kv_caches, pool, self.blocks_per_chunk, canonical=canonical
+                )
         return self._worker
 
     # --- internals ----------------------------------------------------------------------------
@@ -116,9 +116,11 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def _pool_layout(self) -> PoolLayout:
         config = self.config
         part_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
-        one = PoolLayout(
-            1, max(1, part_bytes), config.parallel.world_size, replicated=self.replicated_layout
-        )
+        workers, has_one_part = config.parallel.world_size, self.replicated_layout
+        if config.canonical_layout and not self._theirs and not has_one_part:
+            # All workers write into one part: their heads lie among each other.
+            part_bytes, has_one_part = part_bytes * workers, True
+        one = PoolLayout(1, max(1, part_bytes), workers, replicated=has_one_part)
         size_bytes = pool_size_bytes(self._options)
         slots = size_bytes // one.row_bytes
         if not slots:
@@ -139,7 +141,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         identity = Identity(
             self.config,
             chunk_bytes=pool.chunk_bytes,
-            slot_layout=THEIR_SLOTS if self._theirs else OUR_SLOTS,
+            slot_layout=slot_layout(self.config, ours=not self._theirs),
             declared=self._options,
         )
 
@@ -194,8 +196,6 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _their_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        if self.config.canonical_layout:
-            self._refuse_uncertified(kv_caches)
         region = self._region(self.config.parallel.rank)
         try:
             return CPUOffloadingWorker(
@@ -208,16 +208,6 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         except BaseException:
             region.cleanup()
             raise
-
-    def _refuse_uncertified(self, kv_caches: CanonicalKVCaches) -> None:
-        """Raise ``ConfigError`` if a layer's bytes are not as portable as the namespace says."""
-        portable = self.config.parallel.is_parallelism_agnostic
-        mappings = [ref.mapping for refs in kv_caches.group_data_refs for ref in refs]
-        if any(m is None or m.parallelism_agnostic < portable for m in mappings):
-            raise ConfigError(
-                "kv_connector_extra_config: option 'canonical_layout': vLLM has no canonical "
-                "layout for this model's KV cache with this parallelism; remove it"
-            )
 
     def _region(self, worker: int | None) -> JoinedRegion:
         """Map vLLM's shared memory in the layout that vLLM's worker uses."""

@@ -182,6 +182,22 @@ def test_blocks_that_make_long_runs_together_are_not_gathered(
     assert kernel.launches != []
 
 
+def test_pages_among_those_of_other_workers_are_not_gathered(
+    kernel: FakePageKernel, opened: Opener
+) -> None:
+    pages = [KVTensor(aligned(32, 1024)) for _ in range(16)]
+    group = KVGroup(pages, places=[(2048 * layer, 2048 * 16) for layer in range(16)])
+    host = mapped(16, group.chunk_bytes + 1024)
+    host[:] = 0xA5
+    worker = opened(group, host)
+    worker.submit_store(1, range(0, 32, 2), range(16), after=Stream())
+    expect_success(worker, 1)
+    assert kernel.launches == []
+    parts = host.reshape(16, 16, 2, 1024)
+    assert (parts[:, :, 1] == 0xA5).all()
+    assert parts[15, :, 0].tobytes() == stored(group, 30)
+
+
 @pytest.mark.parametrize("limit_bytes", [1 << 60, 0], ids=["registered", "not registered"])
 def test_one_copy_moves_what_lies_in_one_piece_on_the_host(
     runtime: FakeCUDA, kernel: FakePageKernel, opened: Opener, limit_bytes: int

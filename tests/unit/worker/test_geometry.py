@@ -93,6 +93,17 @@ def test_a_group_says_where_the_segments_are_in_a_chunk() -> None:
     assert layout.offsets_bytes.tolist() == [0, 40, 80]
     assert layout.strides_bytes.tolist() == [10, 10, 6]
     assert group.chunk_bytes == layout.chunk_bytes == 104
+    assert layout.is_dense
+
+
+def test_an_engine_may_place_each_tensors_pages() -> None:
+    kv = KVTensor(cache(2, BLOCKS, 5), 1)
+    latent = KVTensor(cache(BLOCKS, 3))
+    layout = KVGroup([kv, latent], 4, [(100, 26), (0, 6)]).layout()
+    assert layout.offsets_bytes.tolist() == [100, 110, 0]
+    assert layout.steps_bytes.tolist() == [26, 26, 6]
+    assert layout.chunk_bytes == 100 + 3 * 26 + 20
+    assert not layout.is_dense
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,8 @@ def test_a_group_says_where_the_segments_are_in_a_chunk() -> None:
         (lambda: KVGroup([]), "at least one tensor"),
         (lambda: KVGroup([KVTensor(cache(4, 4))], 0), "blocks_per_chunk"),
         (lambda: KVGroup([KVTensor(cache(4, 4)), KVTensor(cache(5, 4))]), "blocks: 4, 5"),
+        (lambda: KVGroup([KVTensor(cache(4, 4))], places=[]), "a place inside the chunk"),
+        (lambda: KVGroup([KVTensor(cache(4, 4))], places=[(-8, 8)]), "a place inside the chunk"),
     ],
 )
 def test_what_cannot_be_described_is_refused(make, message: str) -> None:

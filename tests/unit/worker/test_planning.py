@@ -35,16 +35,23 @@ def layouts(draw: st.DrawFn) -> GroupLayout:
         addresses.append(address)
         strides.append(stride)
         address += stride * blocks + draw(st.sampled_from([0, 5]))
-    offsets = np.concatenate(([0], np.cumsum(lengths)[:-1])) * per_chunk
+    offsets, steps = (np.cumsum(lengths) - lengths) * per_chunk, int64s(lengths)
+    if draw(st.booleans()):
+        # The engine places the segments: in another order, with gaps, block after block.
+        order = draw(st.permutations(range(len(lengths))))
+        gap = draw(st.integers(0, 2))
+        for place, segment in enumerate(order):
+            offsets[segment] = gap + sum(lengths[before] + gap for before in order[:place])
+        steps[:] = sum(lengths) + gap * len(lengths)
     return GroupLayout(
-        blocks, per_chunk, int64s(addresses), int64s(strides), int64s(lengths), offsets
+        blocks, per_chunk, int64s(addresses), int64s(strides), int64s(lengths), offsets, steps
     )
 
 
 def interleaved(blocks: int, lengths: list[int]) -> GroupLayout:
     offsets = np.cumsum(lengths) - lengths
     strides = np.full(len(lengths), sum(lengths))
-    return GroupLayout(blocks, 1, 7 + offsets, strides, int64s(lengths), offsets)
+    return GroupLayout(blocks, 1, 7 + offsets, strides, int64s(lengths), offsets, int64s(lengths))
 
 
 @st.composite
@@ -70,14 +77,15 @@ def naive(
     for number, block in enumerate(blocks):
         position = first % layout.blocks_per_chunk + number
         row = host.address + slots[position // layout.blocks_per_chunk] * host.row_bytes
-        for address, stride, length, offset in zip(
+        for address, stride, length, offset, step in zip(
             layout.addresses.tolist(),
             layout.strides_bytes.tolist(),
             layout.lengths_bytes.tolist(),
             layout.offsets_bytes.tolist(),
+            layout.steps_bytes.tolist(),
             strict=True,
         ):
-            begin = row + offset + position % layout.blocks_per_chunk * length
+            begin = row + offset + position % layout.blocks_per_chunk * step
             for byte in range(length):
                 assert begin + byte not in found
                 found[begin + byte] = address + block * stride + byte

@@ -136,6 +136,23 @@ def test_a_worker_of_a_replicated_pool_loads_what_the_first_one_stored() -> None
     pool.close()
 
 
+def test_workers_may_place_their_pages_among_each_others() -> None:
+    host = np.full((3, 64), 0xA5, np.uint8)
+    halves = [one_tensor(8, 8), one_tensor(8, 8)]
+    for rank, half in enumerate(halves):
+        with OffloadWorker([KVGroup([half], 3, [(8 * rank, 16)])], host) as worker:
+            worker.submit_store(1, DeviceBlocks([5, 6, 1, 2], first_blocks=[2]), [2, 0])
+            worker.wait([1])
+    pages = {block: [page(half, block) for half in halves] for block in (5, 6, 1, 2)}
+    assert host[2].tobytes() == b"\xa5" * 32 + b"".join(pages[5]) + b"\xa5" * 16
+    assert host[0].tobytes() == b"".join(pages[6] + pages[1] + pages[2]) + b"\xa5" * 16
+    whole = KVTensor(torch.zeros(4, 16, dtype=torch.uint8))
+    with OffloadWorker([KVGroup([whole], 3)], host) as worker:
+        worker.submit_load(1, [3, 0], [0])
+        worker.wait([1])
+    assert page(whole, 3) + page(whole, 0) == b"".join(pages[6] + pages[1])
+
+
 def test_large_blocks_are_copied_in_parts_by_all_threads() -> None:
     kv = one_tensor(8, 5 * 1024 * 1024 + 13)
     host = np.zeros((8, kv.page_bytes), np.uint8)

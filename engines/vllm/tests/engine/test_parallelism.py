@@ -57,9 +57,9 @@ def options(way: str, store: Store, **extra: Any) -> dict[str, Any]:
     return {**spec, "secondary_tiers": [entry], **extra}
 
 
-def made_up_kv(model: str) -> torch.Tensor:
+def made_up_kv(model: str, blocks: int = len(KEYS)) -> torch.Tensor:
     heads = 1 if model == "deepseek" else HEADS
-    return torch.rand(LAYERS, len(KEYS), heads, BLOCK_TOKENS, WIDTH[model])
+    return torch.rand(LAYERS, blocks, heads, BLOCK_TOKENS, WIDTH[model])
 
 
 @pytest.fixture(params=[Folder, RedisStore, S3Store, ObstoreStore, Mooncake], ids=lambda k: k.name)
@@ -85,6 +85,42 @@ def test_certified_chunks_are_read_by_any_number_of_workers(
             loaded = other.load(KEYS)
             assert loaded is not None
             assert all(map(torch.equal, loaded, other.shares(whole)))
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "LBNHC"])
+def test_our_copies_write_and_read_vllms_canonical_layout(
+    tmp_path: Path, models: Path, layout: str
+) -> None:
+    whole = made_up_kv("llama", 2 * len(KEYS))
+    chunk_bytes = 2 * CHUNK_BYTES["llama"]
+
+    def replica(writer: str, copies: str, tp: int) -> Replica:
+        store = Folder(tmp_path / writer, chunk_bytes)
+        given = options("b", store, canonical_layout=True, copies=copies, blocks_per_chunk=2)
+        return Replica(models, "llama", tp, given, layout=layout)
+
+    written = {}
+    for copies, tp in (("vllm", 2), ("kvtier", 1), ("kvtier", 2), ("kvtier", 4)):
+        writer = f"{copies}-{tp}"
+        with replica(writer, copies, tp) as engine:
+            engine.fill(whole)
+            engine.store(KEYS)
+        written[writer] = {
+            path.relative_to(tmp_path / writer): path.read_bytes()[-chunk_bytes:]
+            for path in (tmp_path / writer).rglob("*.kv")
+        }
+    assert len(written["vllm-2"]) == len(KEYS)
+    assert all(chunks == written["vllm-2"] for chunks in written.values())
+    for writer, copies, tp in (
+        ("kvtier-2", "kvtier", 1),
+        ("kvtier-2", "kvtier", 4),
+        ("kvtier-2", "vllm", 4),
+        ("vllm-2", "kvtier", 4),
+    ):
+        with replica(writer, copies, tp) as reader:
+            loaded = reader.load(KEYS)
+            assert loaded is not None
+            assert all(map(torch.equal, loaded, reader.shares(whole)))
 
 
 def test_the_fleets_page_shares_between_two_and_four_workers(tmp_path: Path, models: Path) -> None:
@@ -117,6 +153,7 @@ def test_the_fleets_page_shares_between_two_and_four_workers(tmp_path: Path, mod
         ("b", {"copies": "kvtier"}),
         ("a", {"canonical_layout": True}),
         ("b", {"canonical_layout": True}),
+        ("b", {"canonical_layout": True, "copies": "kvtier"}),
     ],
     ids=str,
 )
@@ -197,11 +234,20 @@ UNCERTIFIED = [
 
 
 @pytest.mark.parametrize(("model", "tp", "pp", "theirs"), UNCERTIFIED)
-@pytest.mark.parametrize("way", ["a", "b"])
+@pytest.mark.parametrize(
+    ("way", "given"), [("a", {}), ("b", {}), ("b", {"copies": "kvtier"})], ids=str
+)
 def test_a_layout_that_vllm_does_not_certify_stops_the_engine(
-    tmp_path: Path, models: Path, way: str, model: str, tp: int, pp: int, theirs: str
+    tmp_path: Path,
+    models: Path,
+    way: str,
+    given: dict[str, Any],
+    model: str,
+    tp: int,
+    pp: int,
+    theirs: str,
 ) -> None:
-    extra = options(way, Folder(tmp_path, 1), canonical_layout=True)
+    extra = options(way, Folder(tmp_path, 1), canonical_layout=True, **given)
     error, message = RuntimeError, theirs
     if way == "b":
         error, message = ConfigError, "option 'canonical_layout': vLLM has no canonical layout"

@@ -114,13 +114,21 @@ class Replica:
     """An engine of ``tp`` workers in each of ``pp`` stages. ``kv`` has a cache for each worker."""
 
     def __init__(
-        self, folder: Path, model: str, tp: int, extra: dict[str, Any], *, pp: int = 1
+        self,
+        folder: Path,
+        model: str,
+        tp: int,
+        extra: dict[str, Any],
+        *,
+        pp: int = 1,
+        layout: str = "LBHNC",
     ) -> None:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             # vLLM sets ``is_parallelism_agnostic`` under its first model runner, which CPUs have.
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
             config = _vllm_config(folder / model, tp, pp)
+            config.cache_config.kv_cache_layout = layout
             config.kv_transfer_config = KVTransferConfig(
                 kv_connector="OffloadingConnector",
                 kv_role="kv_both",
@@ -144,7 +152,7 @@ class Replica:
                 spec = OffloadingSpecFactory.create_spec(build_offloading_config(config, cache))
                 worker = OffloadingConnectorWorker(spec, config, cache)
                 stack.callback(worker.shutdown)
-                self.kv.append(_views(cache))
+                self.kv.append(_views(cache, KVCacheLayout[layout]))
                 worker.register_kv_caches(self.kv[-1])
                 self._workers.append(worker)
             config.parallel_config.rank = 0
@@ -176,7 +184,7 @@ class Replica:
         ]
 
     def store(self, keys: list[bytes]) -> None:
-        """Store the first blocks of the device, one in each chunk, down to the tiers."""
+        """Store the first blocks of the device down to the tiers."""
         context = self._request("stores")
         output = self.manager.prepare_store(keys, context)
         assert output is not None
@@ -200,7 +208,8 @@ class Replica:
         self._move(keys, self.manager.prepare_load(keys, context), is_load=True)
         self.manager.complete_load(set(keys), context)
         self.manager.on_request_finished(context)
-        return [torch.stack([view[: len(keys)] for view in cache.values()]) for cache in self.kv]
+        blocks = len(keys) * self.config.cache.blocks_per_chunk
+        return [torch.stack([view[:blocks] for view in cache.values()]) for cache in self.kv]
 
     # --- internals ----------------------------------------------------------------------------
 
@@ -214,9 +223,8 @@ class Replica:
         self.manager.on_schedule_end(context)
 
     def _move(self, keys: list[bytes], slots: Any, *, is_load: bool) -> None:
-        blocks = base.GPULoadStoreSpec(
-            np.arange(len(keys)), group_sizes=[len(keys)], block_indices=[0]
-        )
+        count = len(keys) * self.config.cache.blocks_per_chunk
+        blocks = base.GPULoadStoreSpec(np.arange(count), group_sizes=[count], block_indices=[0])
         number = next(_jobs)
         job = TransferJob("request", *((slots, blocks) if is_load else (blocks, slots)))
         loads, stores = ({number: job}, {}) if is_load else ({}, {number: job})
@@ -233,7 +241,7 @@ class Replica:
 def _vllm_config(folder: Path, tp: int, pp: int) -> VllmConfig:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_COMMON | _MODELS[folder.name]))
-    config = VllmConfig(
+    return VllmConfig(
         model_config=ModelConfig(
             model=str(folder),
             skip_tokenizer_init=True,
@@ -250,8 +258,6 @@ def _vllm_config(folder: Path, tp: int, pp: int) -> VllmConfig:
         # An unpacked release cannot detect the device.
         device_config=DeviceConfig(device="cpu"),
     )
-    config.cache_config.kv_cache_layout = "LBHNC"
-    return config
 
 
 def _spec(model: str, tp: int) -> Any:
@@ -273,10 +279,8 @@ def _spec(model: str, tp: int) -> Any:
     )
 
 
-def _views(cache: Any) -> dict[str, torch.Tensor]:
+def _views(cache: Any, layout: KVCacheLayout) -> dict[str, torch.Tensor]:
     (tensor,), (group,) = cache.kv_cache_tensors, cache.kv_cache_groups
     raw = torch.zeros(tensor.size, dtype=torch.int8)
-    views = create_kv_cache_views(
-        raw, group.kv_cache_spec, cache.num_blocks, KVCacheLayout.LBHNC, tensor
-    )
+    views = create_kv_cache_views(raw, group.kv_cache_spec, cache.num_blocks, layout, tensor)
     return dict(zip(tensor.layers, views, strict=True))
