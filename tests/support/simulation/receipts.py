@@ -100,7 +100,8 @@ class HintRecord:
     ) -> Iterator[None]:
         here = list(self._inside.primary.by_key)
         if request.is_over:
-            self._excuse(keys)
+            # An aborted turn also ends its session, with the chunks of the turn before.
+            self._excuse([*keys, *self._sessions.get((request.tenant, request.session), ())])
         self.leases.begin()
         yield
         self.leases.used(keys)
