@@ -144,7 +144,7 @@ class TierSpec:
         return namespace.adding(**facts, **({"compress": "fp8"} if self.is_rounded else {}))
 
     def object_lengths(self, chunk_bytes: int) -> tuple[int, int]:
-        """Return the lengths of a stored chunk's header and payload, uncompressed."""
+        """Return the lengths of the header and the payload that store ``chunk_bytes``."""
         codec, alignment = self.runner.codec, self.tier_class.alignment
         envelope_bytes = 0 if codec is None else load_codec(codec).envelope_bytes
         return header_bytes(alignment, envelope_bytes), round_up(chunk_bytes, alignment)
@@ -159,11 +159,11 @@ class TierSpec:
         return replace(self, config=config, runner=runner)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Take over live options in place; map each attribute that changes to both values."""
+        """Take over the live options of ``changed``; map what differs to both values."""
         return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
 
     def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:
-        """Map each live option to its configured and its current value, as :meth:`to_dict`."""
+        """Map live options to configured and current values; ``secrets`` as :meth:`to_dict`."""
         config = self.config.live_values(secrets=secrets)
         return config | self.runner.live_values(secrets=secrets)
 

@@ -132,7 +132,12 @@ class StrictModel(BaseModel):
     def changed(
         self, changes: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
     ) -> Self:
-        """Return a copy with live options changed; raise as :func:`validate_options`."""
+        """Return a copy with ``changes`` of live options.
+
+        Raises:
+            ConfigError: a value is wrong, or an option of this model or ``also_known`` is not live;
+                each line begins with the ``place``.
+        """
         known = {*self.option_names(), *also_known}
         if fixed := sorted(known & changes.keys() - self.live_options().keys()):
             names = ", ".join(place.at(option).path for option in fixed)
@@ -141,7 +146,7 @@ class StrictModel(BaseModel):
         return validate_options(type(self), given | dict(changes), place, also_known)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Take over live options in place; map each attribute that changes to both values."""
+        """Take over the live options of ``changed``; map what differs to both values."""
         values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
         changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
         self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
@@ -151,7 +156,7 @@ class StrictModel(BaseModel):
         return changes
 
     def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:
-        """Map each live option to its configured and its current value, as :meth:`to_dict`."""
+        """Map live options to configured and current values; ``secrets`` as :meth:`to_dict`."""
         both = self.model_copy(update=self._configured), self
         configured, now = (model.to_dict(secrets=secrets, defaults=True) for model in both)
         return {option: (configured[option], now[option]) for option in self.live_options()}

@@ -8,6 +8,7 @@ import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import kvtier
@@ -96,6 +97,20 @@ def test_a_process_that_starts_again_has_the_changed_options(tmp_path: Path) -> 
             engine.store(asking, key)
         assert client.stats.stored_chunks == 9
         assert sum(one.stat().st_size for one in tmp_path.glob("kv/*/*/*.kv")) <= CAPACITY
+
+
+def test_a_process_keeps_its_options_if_it_refuses_new_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = TierSpec.from_url(f"file://{tmp_path}/kv?runner=process&lookup_deadline=20s")
+    with live([spec]) as engine:
+        runner: Any = engine.manager.clients[0]._runner
+        # The engine checks options first, so only a process that knows more refuses them.
+        runner._call_soon(runner._child.change, {"retries": 1, "capacity": "1 parsec"})
+        while "its process keeps the options that it has" not in caplog.text:
+            engine.step()
+        assert "tier 'file': option 'capacity': '1 parsec'" in caplog.text
+        engine.there_and_back(engine.begin("r"), *KEYS[:4])
 
 
 def test_several_changes_at_once_are_made_one_by_one(tmp_path: Path) -> None:
