@@ -27,7 +27,10 @@ def describe_process(pid: int) -> str:
 
 def listener_of(host: str, port: int) -> str | None:
     """Describe the process whose socket is in the way of another, unless it is another user's."""
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError:  # the host has no address, so it has no listener
+        return None
     packed = socket.inet_pton(family, str(address[0]))
     # The kernel writes an address as words of this machine's byte order.
     ours = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)).upper()

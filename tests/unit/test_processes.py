@@ -39,3 +39,7 @@ def test_a_listener_on_all_addresses_is_in_the_way_of_each() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as ours:
         for host in ("127.0.0.1", "::1", "0.0.0.0", "::"):
             assert f"process {os.getpid()} " in str(listener_of(host, ours.getsockname()[1]))
+
+
+def test_a_host_without_an_address_has_no_listener() -> None:
+    assert listener_of("no such host", 80) is None
