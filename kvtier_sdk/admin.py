@@ -72,7 +72,7 @@ class AdminSocket(socketserver.UnixStreamServer):
                     f"option 'admin_socket': {self.path} exists and is not a socket; name another "
                     "path"
                 )
-            if (pid := _server_of(self.path)) is not None:
+            if (pid := server_of(self.path)) is not None:
                 raise ConfigError(
                     f"option 'admin_socket': {describe_process(pid)} serves {self.path}; where "
                     "several engines have the same setting, name a directory"
@@ -98,6 +98,8 @@ class AdminSocket(socketserver.UnixStreamServer):
         else:
             try:
                 answer = self._answer(request, caller)
+            except ConfigError as error:
+                answer = {"error": str(error)}
             except Exception as error:
                 _log.exception("the admin socket cannot answer")
                 answer = {"error": f"{type(error).__name__}: {error}"}
@@ -118,9 +120,8 @@ class _Client(socketserver.StreamRequestHandler):
         self.wfile.write(self.server.reply(line, f"{user} (uid {uid}, pid {pid})"))
 
 
-def place_of_socket(option: str) -> Path:
-    """Return the path of ``admin_socket``; make the user's own directory if that is meant."""
-    path = Path(option)
+def make_directory(path: Path) -> None:
+    """Make the directory of a socket, if ``path`` is the user's own directory."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):
@@ -132,11 +133,10 @@ def place_of_socket(option: str) -> Path:
                 f"option 'admin_socket': {path} is not a directory that only this user can enter; "
                 "remove it, or name another path"
             )
-    return path
 
 
-def _server_of(path: Path) -> int | None:
-    """Return the process that serves a socket; ``None`` if it is dead."""
+def server_of(path: Path) -> int | None:
+    """Return the process that serves a socket; ``None`` if it is dead; or raise ``OSError``."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_S)
         try:

@@ -52,7 +52,7 @@ def serve_metrics(
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        owner = listener_of(port)
+        owner = listener_of(host, port)
         raise ConfigError(
             f"option 'metrics_port': cannot listen on {host}, port {port}: {error.strerror}"
             f"{f', by {owner}' if owner else ''}; give each engine of a machine a port of its own"

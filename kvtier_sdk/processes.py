@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
@@ -24,14 +25,23 @@ def describe_process(pid: int) -> str:
     return name
 
 
-def listener_of(port: int) -> str | None:
-    """Describe the process that listens on a TCP port, unless it is another user's."""
+def listener_of(host: str, port: int) -> str | None:
+    """Describe the process whose socket is in the way of another, unless it is another user's."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError:  # the host has no address, so it has no listener
+        return None
+    packed = socket.inet_pton(family, str(address[0]))
+    # The kernel writes an address as words of this machine's byte order.
+    ours = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)).upper()
     sockets = set()
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
-                _, address, _, state, *rest = line.split()
-                if state == _LISTENS and int(address.rpartition(":")[2], 16) == port:
+                _, local, _, state, *rest = line.split()
+                theirs, _, their_port = local.partition(":")
+                is_same = theirs.endswith(ours) or not (theirs.strip("0") and ours.strip("0"))
+                if state == _LISTENS and is_same and int(their_port, 16) == port:
                     sockets.add(f"socket:[{rest[5]}]")
     for fd in glob(f"{_PROC}/[0-9]*/fd/*"):
         with suppress(OSError):

@@ -26,7 +26,7 @@ from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.plan.command import plan_command
 from kvtier_sdk.cli.replay.command import replay_command
-from kvtier_sdk.cli.set import help_on_options, set_command
+from kvtier_sdk.cli.set import set_command
 from kvtier_sdk.cli.targets import installed_engines
 from kvtier_sdk.cli.terminal import TerminalFormatter, say
 from kvtier_sdk.cli.tier.copy import copy_command
@@ -89,7 +89,7 @@ tier_app.command("copy")(copy_command)
 app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
 app.command("events")(events_command)
-app.command("set", epilog=help_on_options())(set_command)
+app.command("set")(set_command)
 app.command("drain")(drain_command)
 app.command("resume")(resume_command)
 app.command("pin")(pin_command)

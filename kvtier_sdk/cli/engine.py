@@ -6,14 +6,16 @@ import json
 import socket as sockets
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.admin import server_of
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.terminal import read_flag, say
-from kvtier_sdk.config.tiering_config import TieringConfig, own_directory
+from kvtier_sdk.config.tiering_config import TieringConfig, place_of_socket
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import parse_seconds
@@ -30,7 +32,9 @@ _RECEIPT_S = 60.0
 Socket = Annotated[
     Path,
     typer.Argument(
-        metavar="SOCKET", help="The engine's option 'admin_socket'; 'auto' if that is so."
+        metavar="SOCKET",
+        parser=place_of_socket,
+        help="The engine's option 'admin_socket'; 'auto' if that is so.",
     ),
 ]
 _Tier = Annotated[str, typer.Argument(metavar="TIER", help="The tier's name.")]
@@ -47,16 +51,17 @@ _Tenant = Annotated[
 
 
 def socket_at(path: Path) -> Path:
-    """Return the socket that is meant: ``auto`` is a directory, in which an engine has one."""
-    path = own_directory() if str(path) == "auto" else path
-    found = [
-        one
-        for one in sorted(path.glob("kvtier-*.sock"))
-        if Path("/proc", one.stem.removeprefix("kvtier-")).exists()
-    ]
+    """Return the socket that is meant; in a directory, that of the one engine."""
+    found = [one for one in sorted(path.glob("kvtier-*.sock")) if _is_served(one)]
     if len(found) > 1:
         raise ConfigError(f"several engines run; name one of {', '.join(map(str, found))}")
     return found[0] if found else path
+
+
+def _is_served(socket: Path) -> bool:
+    with suppress(OSError):
+        return server_of(socket) is not None
+    return False
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:

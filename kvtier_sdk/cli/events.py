@@ -11,7 +11,7 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.terminal import read_flag, say
-from kvtier_sdk.config.tiering_config import own_directory
+from kvtier_sdk.config.tiering_config import place_of_socket
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.operator.history import history_beside, read_events
 from kvtier_sdk.options.units import parse_seconds
@@ -22,6 +22,7 @@ def events_command(
         Path,
         typer.Argument(
             metavar="SOCKET|FILE",
+            parser=place_of_socket,
             help="The engine's admin socket, even if the engine has ended; or the file beside it.",
         ),
     ],
@@ -34,7 +35,6 @@ def events_command(
 ) -> None:
     """Show what has happened in an engine: outages, lost chunks, drains, purges, restarts."""
     since_s = read_flag("--since", parse_seconds, since)
-    source = own_directory() if str(source) == "auto" else source
     path = source if source.is_file() else history_beside(source)
     try:
         events = list(read_events(path, SystemClock().wall_s() - since_s))

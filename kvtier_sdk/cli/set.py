@@ -36,12 +36,13 @@ def set_command(
     tier: Annotated[
         str, typer.Argument(metavar="TIER", help=f"The tier's name; '{PRIMARY}' is the host pool.")
     ],
-    options: Annotated[
+    settings: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="OPTION=VALUE...",
             help="As in the configuration, such as capacity=200GiB or load_deadline=2s; 'none' "
-            "takes a limit away. All are changed, or none. Without any, the values are shown.",
+            "takes a limit away. All are changed, or none. Without any, the values are shown; "
+            "'kvtier backends' calls live what may change.",
         ),
     ] = None,
 ) -> None:
@@ -50,31 +51,18 @@ def set_command(
     The engine's log and 'kvtier events' say who changed what.
     """
     changes: dict[str, str | None] = {}
-    for text in options or ():
+    for text in settings or ():
         option, equals, value = text.partition("=")
         if not equals or option in changes:
             raise ConfigError(f"{text!r} should be OPTION=VALUE, each option once")
         changes[option] = None if value == "none" else value
     answer = ask_engine(socket, command="set", tier=tier, options=changes)
-    values, differences = answer["options"], answer["differences"]
+    options = answer["options"]
     rows = []
-    for option in changes or values:
-        row = [option, in_words(option, values[option]), ""]
-        if option in differences:
-            row[2] = f"configured: {in_words(option, differences[option][0])}"
-        rows.append(row)
+    for option in changes or options:
+        configured, value = options[option]
+        note = "" if configured == value else f"configured: {in_words(option, configured)}"
+        rows.append([option, in_words(option, value), note])
     print_columns(rows)
-    if differences:
+    if any(configured != value for configured, value in options.values()):
         say("A restart returns to the configuration: write there what should stay.")
-
-
-def help_on_options() -> str:
-    kinds = (
-        f"  {option.name:<20} {'|'.join(option.choices) or option.kind}"
-        for option in _live_options().values()
-    )
-    intro = (
-        "What may change: hint_budget and hint_duration of 'host', the others of a tier; a size "
-        "such as 4GiB, a duration such as 250ms, a share such as 5%."
-    )
-    return "\n".join([intro, "\n\b", *kinds])

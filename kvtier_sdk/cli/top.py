@@ -168,9 +168,10 @@ def _notes(now: _Status) -> Iterator[str]:
         shares = ", ".join(f"{name} {share(saved, whole)}" for name, saved in tokens.items())
         yield f"saved: {whole:,} tokens, {time}: {shares}"
     for tier in tiers:
-        for option, (was, value) in tier["differences"].items():
-            now_and_was = f"{in_words(option, value)}, configured: {in_words(option, was)}"
-            yield f"{tier['name']}: {option} is {now_and_was}"
+        for option, (was, value) in tier["options"].items():
+            if was != value:
+                now_and_was = f"{in_words(option, value)}, configured: {in_words(option, was)}"
+                yield f"{tier['name']}: {option} is {now_and_was}"
     for tier in now["tiers"]:
         if tier.get("free_bytes") is not None:
             names = ("used_chunks", "used_bytes", "capacity_bytes", "free_bytes")

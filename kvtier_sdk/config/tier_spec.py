@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from kvtier_sdk.chunk_header import header_bytes, round_up
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.model import validate_changes, validate_options
+from kvtier_sdk.options.model import validate_options
 from kvtier_sdk.options.place import Place, closest
 from kvtier_sdk.options.secrets import masked, url_without_password
 from kvtier_sdk.options.tier import RunnerOptions, TierConfig
@@ -142,14 +143,29 @@ class TierSpec:
         facts = {} if codec is None else {"codec": codec}
         return namespace.adding(**facts, **({"compress": "fp8"} if self.is_rounded else {}))
 
+    def object_lengths(self, chunk_bytes: int) -> tuple[int, int]:
+        """Return the lengths of the header and the payload that store ``chunk_bytes``."""
+        codec, alignment = self.runner.codec, self.tier_class.alignment
+        envelope_bytes = 0 if codec is None else load_codec(codec).envelope_bytes
+        return header_bytes(alignment, envelope_bytes), round_up(chunk_bytes, alignment)
+
     def changed(self, options: Mapping[str, Any], place: Place) -> Self:
         """Return a copy with live ``options`` changed; raise :class:`ConfigError` at ``place``."""
         own = dict(options)
-        runner = validate_changes(self.runner, RunnerOptions.take_from(own), place)
-        config = validate_changes(self.config, own, place, _COMMON)
+        runner = self.runner.changed(RunnerOptions.take_from(own), place)
+        config = self.config.changed(own, place, _COMMON)
         if (runner.compress == "fp8") != (self.runner.compress == "fp8"):
             raise ConfigError(f"{place} a restart of the engine is needed to change 'fp8'")
         return replace(self, config=config, runner=runner)
+
+    def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
+        """Take over the live options of ``changed``; map what differs to both values."""
+        return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
+
+    def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:
+        """Map live options to configured and current values; ``secrets`` as :meth:`to_dict`."""
+        config = self.config.live_values(secrets=secrets)
+        return config | self.runner.live_values(secrets=secrets)
 
     def needed(self, required: bool = True) -> Self:
         """Return a copy in which the tier is ``required`` or not."""

@@ -167,7 +167,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
     @field_validator("admin_socket")
     @classmethod
     def _find_socket(cls, path: str | None) -> str | None:
-        return str(own_directory()) if path == "auto" else path
+        return None if path is None else str(place_of_socket(path))
 
     @field_validator("policy")
     @classmethod
@@ -194,6 +194,11 @@ def own_directory() -> Path:
     """Return the directory in which a user's engines and commands meet by default."""
     # Not XDG_RUNTIME_DIR, which a service lacks and which goes when its user logs out.
     return Path(f"/tmp/kvtier-{os.geteuid()}")
+
+
+def place_of_socket(option: str) -> Path:
+    """Return the path that ``admin_socket`` means, wherever the process goes later."""
+    return own_directory() if option == "auto" else Path(option).absolute()
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:

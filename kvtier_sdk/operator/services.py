@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -13,18 +13,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from kvtier_sdk.admin import AdminSocket, Answer, place_of_socket
+from kvtier_sdk.admin import AdminSocket, Answer, make_directory
 from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig, read_tiers
-from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.exporter import serve_metrics
 from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.metrics import Sample, TierStats
 from kvtier_sdk.operator.history import EventHistory
-from kvtier_sdk.options.model import StrictModel, validate_changes
 from kvtier_sdk.options.place import Place, nearest
+from kvtier_sdk.options.secrets import masked
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager
@@ -74,7 +74,8 @@ class OperatorServices:
                 )
                 stack.callback(self.recorder.close)
             if config.admin_socket is not None:
-                place = place_of_socket(config.admin_socket)
+                place = Path(config.admin_socket)
+                make_directory(place)
                 self._history = EventHistory(place, chunk_bytes, clock)
                 stack.callback(self._history.close)
             if config.events_endpoint is not None:
@@ -126,7 +127,8 @@ def _serving(
         if (port := config.metrics_port) is not None:
             stack.enter_context(serve_metrics(samples, port=port, host=config.metrics_host))
         if config.admin_socket is not None:
-            place = place_of_socket(config.admin_socket)
+            place = Path(config.admin_socket)
+            make_directory(place)
             path = stack.enter_context(AdminSocket(place, answer)).path
         yield path
 
@@ -174,43 +176,26 @@ class _ManagerControl:
     def _set(self, client: TierClient | None, given: object, caller: str) -> dict[str, Any]:
         """Change live options of a tier or of the host pool, all or none, and answer with all."""
         place = Place(PRIMARY if client is None else client.spec.name)
-        models = self._options_of(client)
-        try:
-            changes = place.table(given)
-            changed = self._changed(client, changes, place)
-        except ConfigError as error:
-            return {"error": str(error)}
-        for model, new in zip(models, changed, strict=True):
-            names = {o: name for o, name in model.live_options().items() if o in changes}
-            for name in names.values():
-                text = "%s: %s was %s and is %s now, set by %s"
-                was, now = getattr(model, name), getattr(new, name)
-                _log.warning(text, place.where, name, was, now, caller)
-            model.set_live({option: getattr(new, name) for option, name in names.items()})
-        if client is None:
-            pool_bytes = self.manager.stats[0].capacity_bytes or 0
-            config = self._config
-            self.manager.limit_hints(config.hint_share(pool_bytes), config.hint_duration_s)
-        else:
+        options: Any = self._config if client is None else client.spec
+        changed = options.changed(place.table(given), place)
+        if client is not None:
+            self._check_tier(client, changed)
+        for name, (was, now) in options.set_live(changed).items():
+            text = "%s: %s was %s and is %s now, set by %s"
+            _log.warning(text, place.where, name, masked(name, was), masked(name, now), caller)
+        if client is not None:
             client.options_changed()
-        options = {o: value for model in models for o, value in model.live_values().items()}
-        return {"options": options, "differences": _differences(models)}
+        else:
+            share = changed.hint_share(self.manager.stats[0].capacity_bytes or 0)
+            self.manager.limit_hints(share, changed.hint_duration_s)
+        return {"options": options.live_values()}
 
-    def _options_of(self, client: TierClient | None) -> Sequence[StrictModel]:
-        return (self._config,) if client is None else (client.spec.config, client.spec.runner)
-
-    def _changed(
-        self, client: TierClient | None, changes: Mapping[str, Any], place: Place
-    ) -> Sequence[StrictModel]:
-        """Return changed options, if they suit the tier's chunks and the other tiers too."""
-        if client is None:
-            return (validate_changes(self._config, changes, place),)
-        spec = client.spec.changed(changes, place)
-        if isinstance(spec.config, BoundedTierConfig):
-            spec.config.check_capacity(client.chunk_bytes)
-        tiers = [spec if one is client else one.spec for one in self.manager.clients]
+    def _check_tier(self, client: TierClient, changed: TierSpec) -> None:
+        """Raise a :class:`ConfigError` if options do not suit the chunks or the other tiers."""
+        if isinstance(changed.config, BoundedTierConfig):
+            changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
+        tiers = [changed if one is client else one.spec for one in self.manager.clients]
         read_tiers(Place("engine").at("tiers").entries(tiers))
-        return spec.config, spec.runner
 
     def _begin_purge(self, fingerprints: object, caller: str) -> dict[str, Any]:
         is_meant = isinstance(fingerprints, list) and any(
@@ -271,7 +256,7 @@ class _ManagerControl:
             "pool": asdict(manager.usage()),
             "trace": trace,
             "purge": purge,
-            "host": _counters(manager.stats[0]) | {"differences": _differences([self._config])},
+            "host": _counters(manager.stats[0]) | {"options": self._config.live_values()},
             "tiers": [self._tier(client) for client in manager.clients],
         }
 
@@ -280,18 +265,13 @@ class _ManagerControl:
         return counters | {
             "error_age_s": max(0.0, self._clock.now_s() - counters.pop("error_s")),
             "is_drained": client.is_drained,
-            "differences": _differences(self._options_of(client)),
+            "options": client.spec.live_values(),
             "is_idle": client.is_idle,
             "jobs": client.jobs.unreleased,
             "load_queue_bytes": client.load_bytes,
             "store_queue_bytes": client.store_bytes,
             "max_queue_bytes": client.spec.runner.max_queue_bytes,
         }
-
-
-def _differences(models: Iterable[StrictModel]) -> dict[str, Any]:
-    """Map each changed option to its configured and its current value."""
-    return {name: values for model in models for name, values in model.differences().items()}
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:

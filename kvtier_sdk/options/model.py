@@ -51,8 +51,8 @@ class StrictModel(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    # The configured values of the live options, once one has been changed.
-    _configured: Mapping[str, Any] = {}
+    # The configured values of the live options that were changed, by attribute.
+    _configured: dict[str, Any] = {}
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
     excludes: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -129,22 +129,37 @@ class StrictModel(BaseModel):
             if LIVE in field.metadata
         }
 
-    def live_values(self) -> dict[str, Any]:
-        """Return the current values of the live options."""
-        return {option: getattr(self, name) for option, name in self.live_options().items()}
+    def changed(
+        self, changes: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
+    ) -> Self:
+        """Return a copy with ``changes`` of live options.
 
-    def set_live(self, values: Mapping[str, Any]) -> None:
-        """Change live options in place to ``values``, which are valid; ignore other options."""
-        self._configured = self.live_values() | dict(self._configured)
-        changed = {n: values[o] for o, n in self.live_options().items() if o in values}
-        self.__dict__.update(changed)
+        Raises:
+            ConfigError: a value is wrong, or an option of this model or ``also_known`` is not live;
+                each line begins with the ``place``.
+        """
+        known = {*self.option_names(), *also_known}
+        if fixed := sorted(known & changes.keys() - self.live_options().keys()):
+            names = ", ".join(place.at(option).path for option in fixed)
+            raise ConfigError(f"{place} a restart of the engine is needed to change {names}")
+        given = {self._option(name): getattr(self, name) for name in self.model_fields_set}
+        return validate_options(type(self), given | dict(changes), place, also_known)
+
+    def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
+        """Take over the live options of ``changed``; map what differs to both values."""
+        values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
+        changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
+        self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
+        self.__dict__.update({name: now for name, (_, now) in changes.items()})
         # A process that is started later gets the options that are set.
-        self.model_fields_set.update(changed)
+        self.model_fields_set.update(changes)
+        return changes
 
-    def differences(self) -> dict[str, tuple[Any, Any]]:
-        """Map each live option that was changed to its configured and its current value."""
-        now, configured = self.live_values(), self._configured
-        return {o: (was, now[o]) for o, was in configured.items() if was != now[o]}
+    def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:
+        """Map live options to configured and current values; ``secrets`` as :meth:`to_dict`."""
+        both = self.model_copy(update=self._configured), self
+        configured, now = (model.to_dict(secrets=secrets, defaults=True) for model in both)
+        return {option: (configured[option], now[option]) for option in self.live_options()}
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
@@ -228,18 +243,6 @@ def validate_options(
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
-
-
-def validate_changes(
-    model: Model, changes: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
-) -> Model:
-    """Return a copy of a ``model`` with live options changed; raise as :func:`validate_options`."""
-    known = {*model.option_names(), *also_known}
-    if fixed := sorted(known & changes.keys() - model.live_options().keys()):
-        names = ", ".join(place.at(option).path for option in fixed)
-        raise ConfigError(f"{place} a restart of the engine is needed to change {names}")
-    given = {model._option(name): getattr(model, name) for name in model.model_fields_set}
-    return validate_options(type(model), given | dict(changes), place, also_known)
 
 
 def _with_secrets(

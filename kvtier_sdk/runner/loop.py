@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 from kvtier_sdk.aio.clock import Clock, TimerHandle, wait_within
-from kvtier_sdk.chunk_header import ChunkHeader, header_bytes, round_up
+from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.codecs.planes import Float8, Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import TierContext
@@ -138,8 +138,7 @@ class TierLoop:
         codec = None if options.codec is None else load_codec(options.codec)
         coder, self._no_coder = self._coder_for(namespace)
         self.options_changed()
-        header_length = header_bytes(alignment, codec.envelope_bytes if codec else 0)
-        payload_length = round_up(chunk_bytes, alignment)
+        header_length, payload_length = spec.object_lengths(chunk_bytes)
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)

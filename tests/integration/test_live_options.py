@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import kvtier
@@ -59,6 +62,7 @@ def test_a_running_tier_follows_and_its_restart_does_not(tmp_path: Path, runner:
     [
         ({"capacity": "2GX"}, "file: option 'capacity': '2GX': unit 'GX' is none of B,"),
         ({"capacity": "1KiB"}, "capacity 1 KiB is below one chunk"),
+        ({"capacity": str(CHUNK_BYTES)}, "capacity 4 KiB is below one chunk with its header"),
         ({"ttl": "2h", "max_age": "1h"}, "option 'max_age' is 3600 s but should be at least 'ttl'"),
         ({"concurrency": "9", "root": "/"}, "a restart of the engine is needed to change "),
         ({"capcity": "1GiB"}, "unknown option 'capcity'; did you mean 'capacity'?"),
@@ -73,7 +77,53 @@ def test_all_is_changed_or_nothing(tmp_path: Path, changes: dict[str, str], says
     with live([url], admin_socket=str(path)):
         request = {"command": "set", "tier": "file", "options": {"load_deadline": "9s", **changes}}
         assert says in ask(path, request)["error"]
-        assert ask(path, {**request, "options": {}})["differences"] == {}
+        options = ask(path, {**request, "options": {}})["options"]
+        assert options
+        assert all(configured == now for configured, now in options.values())
+
+
+def test_a_process_that_starts_again_has_the_changed_options(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    url = f"file://{tmp_path}/kv?runner=process&lookup_deadline=20s&min_free=0"
+    with live([TierSpec.from_url(url)], admin_socket=str(path), slots=8) as engine:
+        (client,) = engine.manager.clients
+        request = {"command": "set", "tier": "file", "options": {"capacity": str(CAPACITY)}}
+        assert ask(path, request)["options"]["capacity"] == [None, CAPACITY]
+        os.kill(client._runner.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        while not client.stats.restarts:
+            engine.step()
+        asking = engine.begin("r")
+        for key in KEYS[:9]:
+            engine.store(asking, key)
+        assert client.stats.stored_chunks == 9
+        assert sum(one.stat().st_size for one in tmp_path.glob("kv/*/*/*.kv")) <= CAPACITY
+
+
+def test_a_process_keeps_its_options_if_it_refuses_new_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = TierSpec.from_url(f"file://{tmp_path}/kv?runner=process&lookup_deadline=20s")
+    with live([spec]) as engine:
+        runner: Any = engine.manager.clients[0]._runner
+        # The engine checks options first, so only a process that knows more refuses them.
+        runner._call_soon(runner._child.change, {"retries": 1, "capacity": "1 parsec"})
+        while "its process keeps the options that it has" not in caplog.text:
+            engine.step()
+        assert "tier 'file': option 'capacity': '1 parsec'" in caplog.text
+        engine.there_and_back(engine.begin("r"), *KEYS[:4])
+
+
+def test_several_changes_at_once_are_made_one_by_one(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+
+    def change(seconds: int) -> object:
+        both = {"load_deadline": f"{seconds}s", "store_deadline": f"{seconds}s"}
+        options = ask(path, {"command": "set", "tier": "memory", "options": both})["options"]
+        return options["load_deadline"][1], options["store_deadline"][1]
+
+    with live(["memory:"], admin_socket=str(path)), ThreadPoolExecutor(4) as operators:
+        answers = list(operators.map(change, range(1, 13)))
+    assert answers == [(seconds, seconds) for seconds in range(1, 13)]
 
 
 def test_the_budget_of_hints_is_the_host_pools(tmp_path: Path) -> None:
@@ -105,7 +155,9 @@ def test_by_default_the_socket_is_where_only_its_user_can_enter(
     with live(["memory:"], admin_socket="auto"):
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
         assert [one.name for one in own.glob("*.sock")] == [f"kvtier-{os.getpid()}.sock"]
-        # A directory with one engine means that engine.
+        # A directory with one engine means that engine; another process has a dead one's number.
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(own / "kvtier-1.sock"))
         assert "load_deadline" in kvtier("set", own, "memory").stdout
     own.chmod(0o755)
     with pytest.raises(ConfigError, match="is not a directory that only this user can enter"):
@@ -122,3 +174,14 @@ def test_what_is_taken_names_its_owner_before_the_engine_opens(tmp_path: Path) -
             config = TieringConfig.from_dict({"slots": 1, **option})
             with pytest.raises(ConfigError, match=rf"process {os.getpid()} \(.*python"):
                 check_services(config)
+
+
+def test_a_socket_of_a_relative_path_stays_where_the_configuration_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with live(["memory:"], admin_socket="engine.sock"):
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert "load_deadline" in kvtier("set", tmp_path / "engine.sock", "memory").stdout
+    assert not (tmp_path / "engine.sock").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -65,7 +64,7 @@ def make_transfer_config(
     *,
     our_manager: bool,
     model_revision: str | None = None,
-    services: Mapping[str, Any] = MappingProxyType({}),
+    services: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Make the argument of ``vllm serve --kv-transfer-config``; only our manager has services."""
     revision = {} if model_revision is None else {"model_revision": model_revision}

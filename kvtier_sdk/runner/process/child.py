@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kvtier_sdk.aio.clock import SystemClock
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.model import secrets_of
+from kvtier_sdk.options.place import Place
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
@@ -101,11 +103,19 @@ class Child:
         elif kind is Kind.CLOSE:
             self._end(read_plain(body))
         elif kind is Kind.OPTIONS and self._tier_loop is not None:
-            for options in (self._tier_loop.spec.config, self._tier_loop.options):
-                options.set_live(read_plain(body))
-            self._tier_loop.options_changed()
+            self._change(self._tier_loop, read_plain(body))
         elif kind is Kind.PING:
             self._send(message(Kind.PING))
+
+    def _change(self, tier_loop: TierLoop, options: Mapping[str, Any]) -> None:
+        spec = tier_loop.spec
+        try:
+            changed = spec.changed(options, Place(f"tier {spec.name!r}"))
+        except ConfigError as error:
+            self._log.warning("its process keeps the options that it has: %s", error)
+            return
+        spec.set_live(changed)
+        tier_loop.options_changed()
 
     def _send(self, data: bytes) -> None:
         """Write to the control socket. Any thread may call this, even if the engine is gone."""

@@ -363,8 +363,8 @@ class ProcessRunner(LoopRunner):
 
     def _send_options(self) -> None:
         if self._child is not None:
-            spec = self._spec
-            self._child.change(spec.config.live_values() | spec.runner.live_values())
+            values = self._spec.live_values(secrets=True)
+            self._child.change({option: now for option, (_, now) in values.items()})
 
     def _suspect(self) -> None:
         if self._child is not None:

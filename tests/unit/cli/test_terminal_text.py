@@ -24,7 +24,7 @@ def test_a_sockets_text_is_shown_as_text(
     tier |= dict.fromkeys(COUNTERS, 0)
     tier |= {"saved_tokens": {SAID: 7}, "saved_prefill_s": {SAID: 0.5}, "compress_s": 0}
     tier |= {"used_chunks": 40, "used_bytes": 3 * 2**30, "capacity_bytes": None}
-    tier |= {"free_bytes": 12 * 2**30, "differences": {SAID: [SAID, SAID]}}
+    tier |= {"free_bytes": 12 * 2**30, "options": {SAID: [SAID, f"{SAID} now"]}}
     status = {
         "pid": SAID,
         "idle_s": 0.0,

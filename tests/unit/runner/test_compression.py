@@ -199,13 +199,14 @@ async def test_an_operator_switches_it_on_and_off(
 ) -> None:
     engine, integers = await make(), await make(dtype="int8")
     for compress, is_compressed in (("always", True), ("never", False), ("auto", False)):
-        engine.loop.options.set_live({"compress": compress})
+        options = engine.loop.options
+        options.set_live(options.model_copy(update={"compress": compress}))
         engine.loop.options_changed()
         engine.pool.view(0)[:] = numbers()
         assert await engine.do(STORE) == "ok"
         assert engine.is_compressed is is_compressed
     assert not caplog.records
-    integers.loop.options.set_live({"compress": "always"})
+    integers.loop.options.set_live(options.model_copy(update={"compress": "always"}))
     integers.loop.options_changed()
     assert "'compress' has no effect: it is for" in caplog.text
 

@@ -187,11 +187,11 @@ def test_an_operator_switches_it_off_and_on(make: Make) -> None:
     engine = thrashed(make)
     stats, options = engine.manager.stats[1], engine.manager.clients[0].spec.runner
     assert stats.is_selective
-    options.set_live({"admission": "off"})
+    options.set_live(options.model_copy(update={"admission": "off"}))
     store_each(engine, KEYS[500:510])
     assert not stats.is_selective
     assert set(KEYS[502:510]) <= set(engine.tiers[0]._objects)
-    options.set_live({"admission": "auto"})
+    options.set_live(options.model_copy(update={"admission": "auto"}))
     store_each(engine, KEYS[600:610])
     assert stats.is_selective
 
