@@ -157,9 +157,6 @@ def _trial_lines(trial: TierCheck) -> Iterator[str]:
     yield f"tier {trial.name!r}: {'FAILED' if trial.fault else 'ok'}{steps and f' ({steps})'}"
     if trial.usage:
         yield f"  {contents_in_words(trial.usage)}"
-    if trial.compressing:
-        decision = "would compress" if trial.compressing.pays() else "would not compress"
-        yield f'  compress = "auto" {decision} bfloat16: {trial.compressing}'
     if trial.fault:
         yield f"  {trial.fault}"
     if trial.advice:

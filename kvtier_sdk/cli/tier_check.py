@@ -13,7 +13,6 @@ from typing import cast
 import numpy as np
 
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.codecs.planes import Planes
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import (
@@ -29,15 +28,12 @@ from kvtier_sdk.opening.tiers import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner.compression import CoderTrials, Outlook
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
 from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
-_DTYPE = "bfloat16"
-_TRIALS = 3
 #: Longest wait for a tier to report its usage.
 _USAGE_S = 5.0
 #: Advice to the operator, by verdict.
@@ -79,7 +75,6 @@ class TierCheck:
     backend: str
     steps_s: dict[str, float] = field(default_factory=dict)
     usage: Usage | None = None
-    compressing: Outlook | None = None
     fault: str | None = None
     advice: str | None = None
     remarks: list[str] = field(default_factory=list)
@@ -143,7 +138,7 @@ class _Check:
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
         # An engine's namespace names a dtype too, and option 'compress' needs one.
-        facts = {"engine": "kvtier check", "dtype": _DTYPE}
+        facts = {"engine": "kvtier check", "dtype": "bfloat16"}
         namespace = Namespace({**facts, "chunk_bytes": self._pool.chunk_bytes})
         return BlockingTier.make(spec, self._pool, namespace, clock=self._clock)
 
@@ -170,8 +165,6 @@ class _Check:
             self._expect(tier.load(keys, [_READ], _REQUEST, whole=True))
         if pool.view(_READ) != pool.view(_WRITTEN):
             raise self._error(Operation.LOAD, "another chunk came back", Verdict.CORRUPT)
-        if Planes.is_installed() and not self._spec.tier_class.fixed_length:
-            self._outcome.compressing = self._try_compressing()
         if Capability.DELETE not in self._spec.tier_class.capabilities:
             self._outcome.remarks.append(
                 f"it cannot delete: a chunk of {pool.chunk_bytes} bytes stays in it"
@@ -180,15 +173,6 @@ class _Check:
         with self._step("remove"):
             self._expect(tier.delete(keys, _REQUEST))
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
-
-    def _try_compressing(self) -> Outlook:
-        trials = CoderTrials(Planes(_DTYPE), self._spec.tier_class.alignment, self._clock)
-        for _ in range(_TRIALS):
-            trials.try_out(self._pool.view(_WRITTEN), self._pool.view(_READ))
-        # A lookup takes as long as a load of no bytes.
-        steps_s, stats = self._outcome.steps_s, self._tier.client.stats
-        transfer_s = max(0.0, steps_s["load"] - steps_s["lookup"] - stats.expand_s)
-        return trials.outlook(transfer_s / stats.loaded_object_bytes)
 
     def _usage(self) -> Usage | None:
         # Wait only briefly, because some stores count their chunks slowly or not at all.

@@ -49,7 +49,7 @@ class Outlook:
     sooner_s: float
     expand_s: float
 
-    def pays(self, margin: float = _MARGIN) -> bool:
+    def pays(self, margin: float) -> bool:
         return self.sooner_s > margin * self.expand_s
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class CoderTrials:
         idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
         self._trials.append(Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
-    def outlook(self, byte_s: float, running: float = 1) -> Outlook:
+    def outlook(self, byte_s: float, running: float) -> Outlook:
         """Return what compressing would change for ``running`` loads of ``byte_s`` per byte."""
         last = self._trials[-1]
         coded_bytes = median(trial.coded_bytes for trial in self._trials)
