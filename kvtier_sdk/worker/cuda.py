@@ -1,4 +1,4 @@
-"""The device for CUDA and ROCm tensors. It copies on its own streams, not on the engine's."""
+"""The device for CUDA tensors. It copies on its own streams, not on the engine's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
-from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver, Driver, HIPDriver
+from kvtier_sdk.worker.driver import ORDER_ANY, ORDER_STREAM, CUDADriver
 from kvtier_sdk.worker.gather import Gatherer, PageKernel, StagedPiece
 from kvtier_sdk.worker.planning import PIECE_RUNS, CopyPlan, GroupLayout, HostLayout, JobPlan
 from kvtier_sdk.worker.registration import RefusedError, Registration
@@ -48,7 +48,7 @@ class CUDADevice(Device):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.driver: Driver = HIPDriver() if torch.version.hip else CUDADriver(device)
+        self.driver = CUDADriver(device)
         with torch.cuda.device(device):
             self._lanes = [_Lane(self, priority) for priority in _PRIORITIES]
         self._registration: Registration | None = None

@@ -1,7 +1,7 @@
-"""Makes the CUDA and HIP calls that torch does not expose, through ctypes.
+"""Makes the CUDA calls that torch does not expose, through ctypes.
 
 torch has no batched copy. Making a tensor for each contiguous run would take longer than the copy.
-CUDA and HIP copy between plain addresses, both of host memory and of device memory.
+CUDA copies between plain addresses, both of host memory and of device memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -18,61 +17,10 @@ from kvtier_sdk.worker.planning import Int64s
 
 #: When a copy may read its sources: in stream order, or at any time after the call.
 ORDER_STREAM, ORDER_ANY = 1, 3
-#: With this value, HIP derives the direction of a copy from the addresses.
-_HIP_MEMCPY_DEFAULT = 4
 #: In this mode a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-
-
-class Driver:
-    """An interface to a vendor's driver. Each call applies to the thread's current device."""
-
-    _copy_one: Any
-    #: The arguments of ``_copy_one`` between the length and the stream.
-    _copy_arguments: tuple[int, ...] = ()
-    _exchange_capture_mode: Any
-    _host_get_device_pointer: Any
-
-    def copy_each(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        copy, rest = self._copy_one, (*self._copy_arguments, stream)
-        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
-            if status := copy(*run, *rest):
-                raise KVTierError(f"{copy.__name__}: error {status}")
-
-    def copy_batch(
-        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
-    ) -> None:
-        """Queue all runs, in one call if possible. Host memory must be registered."""
-        self.copy_each(into, out_of, lengths_bytes, order, stream)
-
-    def device_address(self, host_address: int) -> int | None:
-        """Return the address that the device uses for registered host memory, else ``None``."""
-        found = ctypes.c_void_p(0)
-        if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
-            forget_error()
-            return None
-        return found.value
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Direct this thread's calls of the driver to the device."""
-        yield
-
-    @contextlib.contextmanager
-    def during_captures(self) -> Iterator[None]:
-        """Let this thread make calls that a graph's capture forbids, such as a query."""
-        # Outside the block, such a call fails during any thread's capture, and invalidates the
-        # capture. The block must not use a stream that is being captured.
-        mode = ctypes.c_int(_CAPTURE_RELAXED)
-        self._exchange_capture_mode(ctypes.byref(mode))
-        try:
-            yield
-        finally:
-            self._exchange_capture_mode(ctypes.byref(mode))
 
 
 class _Attributes(ctypes.Structure):
@@ -88,14 +36,17 @@ class _Attributes(ctypes.Structure):
     )
 
 
-class CUDADriver(Driver):
-    """The driver of CUDA. Before CUDA 12.8, the driver has no ``cuMemcpyBatchAsync``."""
+class CUDADriver:
+    """CUDA's driver. Each call applies to the thread's current device.
+
+    Before CUDA 12.8, the driver has no ``cuMemcpyBatchAsync``.
+    """
 
     def __init__(self, device: torch.device) -> None:
         try:
             library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise ConfigError(f"the driver of the accelerator cannot be loaded: {error}") from error
+            raise ConfigError(f"CUDA's driver cannot be loaded: {error}") from error
         self._context = ctypes.c_void_p()
         # torch uses the same context, and the process keeps it until its end.
         if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), device.index):
@@ -115,8 +66,25 @@ class CUDADriver(Driver):
             attributes = [_POINTER, _POINTER, _SIZE]
             self._batch.argtypes = [*runs, *attributes, *[_POINTER] * (1 + self._says_which)]
 
+    def copy_each(
+        self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
+    ) -> None:
+        copy = self._copy_one
+        for run in zip(into.tolist(), out_of.tolist(), lengths_bytes.tolist(), strict=True):
+            if status := copy(*run, stream):
+                raise KVTierError(f"{copy.__name__}: error {status}")
+
+    def device_address(self, host_address: int) -> int | None:
+        """Return the address that the device uses for registered host memory, else ``None``."""
+        found = ctypes.c_void_p(0)
+        if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
+            forget_error()
+            return None
+        return found.value
+
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
+        """Direct this thread's calls of the driver to the device."""
         # A new thread has no context until the runtime sets one, and the engine may use another.
         # If the context is lost, calls in the block fail and say so.
         is_pushed = not self._push(self._context)
@@ -126,9 +94,22 @@ class CUDADriver(Driver):
             if is_pushed:
                 self._pop(ctypes.byref(ctypes.c_void_p()))
 
+    @contextlib.contextmanager
+    def during_captures(self) -> Iterator[None]:
+        """Let this thread make calls that a graph's capture forbids, such as a query."""
+        # Outside the block, such a call fails during any thread's capture, and invalidates the
+        # capture. The block must not use a stream that is being captured.
+        mode = ctypes.c_int(_CAPTURE_RELAXED)
+        self._exchange_capture_mode(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._exchange_capture_mode(ctypes.byref(mode))
+
     def copy_batch(
         self, into: Int64s, out_of: Int64s, lengths_bytes: Int64s, order: int, stream: int
     ) -> None:
+        """Queue all runs, in one call if possible. Host memory must be registered."""
         if self._batch is None:
             self.copy_each(into, out_of, lengths_bytes, order, stream)
             return
@@ -148,32 +129,11 @@ class CUDADriver(Driver):
             raise KVTierError(f"{self._batch.__name__}: error {status}")
 
 
-class HIPDriver(Driver):
-    """The driver of ROCm. It copies run by run, because not every HIP version can copy a batch."""
-
-    _copy_arguments = (_HIP_MEMCPY_DEFAULT,)
-
-    def __init__(self) -> None:
-        # Use torch's own runtime, because another copy of the runtime lacks torch's streams.
-        library = _torch_runtime()
-        self._copy_one = library.hipMemcpyAsync
-        self._copy_one.argtypes = [_POINTER, _POINTER, _SIZE, ctypes.c_int, _POINTER]
-        self._exchange_capture_mode = library.hipThreadExchangeStreamCaptureMode
-        self._host_get_device_pointer = library.hipHostGetDevicePointer
-        self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
-
-
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread."""
     # Otherwise the runtime would report the error to the engine after one of the engine's kernels.
     # torch has no function that clears the error.
-    name = "hipGetLastError" if torch.version.hip else "cudaGetLastError"
-    last_error = getattr(_torch_runtime(), name, None)
+    last_error = getattr(ctypes.CDLL(torch._C.__file__), "cudaGetLastError", None)
     # A build of torch that contains the runtime may not export the function.
     if last_error is not None:
         last_error()
-
-
-def _torch_runtime() -> ctypes.CDLL:
-    """Return torch's library, through which the functions of torch's runtime can be called."""
-    return ctypes.CDLL(torch._C.__file__)

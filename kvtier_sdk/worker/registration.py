@@ -16,7 +16,7 @@ import torch
 
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.worker.driver import Driver, forget_error
+from kvtier_sdk.worker.driver import CUDADriver, forget_error
 from kvtier_sdk.worker.planning import CopyPlan, HostLayout
 
 #: Drivers refuse much larger registrations.
@@ -49,7 +49,7 @@ _pieces: list[_Piece] = []
 class Registration:
     """A registration of all slots until :meth:`release`. If it fails, no slot stays registered."""
 
-    def __init__(self, host: HostLayout, driver: Driver) -> None:
+    def __init__(self, host: HostLayout, driver: CUDADriver) -> None:
         self._held: list[_Piece] = []
         with _lock:
             try:
@@ -75,7 +75,7 @@ class Registration:
         with _lock:
             self._let_go()
 
-    def _hold(self, begin: int, end: int, host: HostLayout, driver: Driver) -> None:
+    def _hold(self, begin: int, end: int, host: HostLayout, driver: CUDADriver) -> None:
         """Share the pieces that are already registered, and register the pages in between."""
         while begin < end:
             piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
@@ -99,7 +99,7 @@ class Registration:
                 forget_error()
 
 
-def _register(begin: int, end: int, host: HostLayout, driver: Driver) -> _Piece:
+def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Piece:
     first, last = max(begin, host.address), min(end, host.end) - 1
     address = driver.device_address(first)
     # The owner of the memory may have registered it, as torch does with pinned tensors.

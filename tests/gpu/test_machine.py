@@ -34,9 +34,6 @@ def _describe_device(figure: Figure) -> None:
     figure("devices that torch sees", torch.cuda.device_count())
     figure("compute capability", f"{properties.major}.{properties.minor}")
     figure("device memory", properties.total_memory / GIB, "GiB")
-    if torch.version.hip:
-        figure("batch call", "hipMemcpyAsync, run by run")
-        return
     figure("batch call that the worker takes", _batch_call())
 
 

@@ -1,4 +1,4 @@
-"""The worker on a CUDA or ROCm device."""
+"""The worker on a CUDA device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvtier_sdk.worker import gather as gather_module
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA or ROCm device"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
 
 BLOCKS = 64

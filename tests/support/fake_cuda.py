@@ -1,4 +1,4 @@
-"""Fakes of CUDA and HIP that enforce the rules of registrations, streams, events and captures.
+"""Fakes of CUDA that enforce the rules of registrations, streams, events and captures.
 
 Device memory is host memory here, so that copies move real bytes. The work on a stream runs in
 order when a caller polls an event, and stops where a test holds the stream.
@@ -106,7 +106,6 @@ class FakeCUDA:
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.pieces: dict[int, int] = {}  # sizes of registered memory areas, by address
         self.pinned: dict[int, int] = {}  # the same of memory that the owner allocated pinned
-        self.needs_context = True
         self.error = 0
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
@@ -205,18 +204,13 @@ class FakeCUDA:
     def copy(self, into: int, out_of: int, length_bytes: int, stream: int) -> int:
         return self._queue([(into, out_of, length_bytes)], stream)
 
-    def hip_copy(self, into: int, out_of: int, size_bytes: int, kind: int, stream: int) -> int:
-        """Fake ``hipMemcpyAsync`` with kind 4, which infers the direction from the addresses."""
-        assert kind == 4
-        return self._queue([(into, out_of, size_bytes)], stream)
-
     def copy_batch(self, into: int, out_of: int, lengths: int, count: int, *rest: Any) -> int:
         columns = [(ctypes.c_int64 * count).from_address(at)[:] for at in (into, out_of, lengths)]
         return self._queue(list(zip(*columns, strict=True)), rest[-1])
 
     def _queue(self, runs: list[tuple[int, int, int]], stream: int) -> int:
         self.in_call()
-        if self.needs_context and not getattr(self._thread, "has_context", False):
+        if not getattr(self._thread, "has_context", False):
             return WITHOUT_CONTEXT
         for into, out_of, length_bytes in runs:
             for begin in (into, out_of):
@@ -336,10 +330,9 @@ def pages_of(address: int, size_bytes: int) -> range:
 
 
 @contextmanager
-def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
+def fake_cuda() -> Iterator[FakeCUDA]:
     """Replace the GPU driver, the GPU runtime and torch's calls to them with fakes."""
     runtime = FakeCUDA()
-    runtime.needs_context = vendor == "cuda"
     driver = {
         "cuMemcpyAsync": runtime.copy,
         "cuMemcpyBatchAsync_v2": runtime.copy_batch,
@@ -349,20 +342,14 @@ def fake_cuda(vendor: str) -> Iterator[FakeCUDA]:
         "cuCtxPushCurrent_v2": runtime.push_context,
         "cuCtxPopCurrent_v2": runtime.pop_context,
     }
-    hip = {
-        "hipMemcpyAsync": runtime.hip_copy,
-        "hipThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
-        "hipHostGetDevicePointer": runtime.device_pointer,
+    libraries = {
+        torch._C.__file__: _library({"cudaGetLastError": runtime.last_error}),
+        "libcuda.so.1": _library(driver),
     }
-    linked = {f"{vendor}GetLastError": runtime.last_error} | (hip if vendor == "hip" else {})
-    libraries = {torch._C.__file__: _library(linked)}
-    if vendor == "cuda":
-        libraries["libcuda.so.1"] = _library(driver)
     passed_on = SimpleNamespace(
         cudaHostRegister=runtime.register, cudaHostUnregister=runtime.unregister
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.version, "hip", "7.0" if vendor == "hip" else None)
         patch.setattr(ctypes, "CDLL", libraries.__getitem__)
         patch.setattr(torch.cuda, "cudart", lambda: passed_on)
         patch.setattr(torch.cuda, "device", nullcontext)

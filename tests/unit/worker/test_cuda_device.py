@@ -1,4 +1,4 @@
-"""An accelerator's worker runs on a fake runtime that enforces the rules of CUDA and HIP."""
+"""An accelerator's worker runs on a fake runtime that enforces the rules of CUDA."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     part_bytes = max(group.chunk_bytes for group in groups)
     rows = max(slots, default=0) + 1
     memory = [mapped(rows, part_bytes + 48) for _ in range(2)]
-    with pytest.MonkeyPatch.context() as patch, fake_cuda("cuda"):
+    with pytest.MonkeyPatch.context() as patch, fake_cuda():
         kernel = page_kernel(name, patch)
         patch.setattr(cuda_module, "PageKernel", lambda device: kernel)
         patch.setattr(gather_module, "MIN_GATHERED_RUNS", 1)

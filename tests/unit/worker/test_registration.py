@@ -1,4 +1,4 @@
-"""Host memory is registered with a fake runtime that enforces CUDA's and HIP's rules."""
+"""Host memory is registered with a fake runtime that enforces CUDA's rules."""
 
 from __future__ import annotations
 
