@@ -9,8 +9,6 @@ import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.types import Region
@@ -40,7 +38,9 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     with ThreadPoolExecutor(threads, "kvtier-prefault") as executor:
         failures = {number for number in executor.map(populate, starts) if number}
     if errno.EINVAL in failures:
-        _touch(mapping, fd)
+        # An older kernel cannot do it; pages are then mapped on first use.
+        if fd is not None:
+            reserve(fd, size_bytes)
     elif failures:
         # EFAULT means that the kernel found no memory for a page. Touching it would raise SIGBUS.
         raise _out_of_memory(size_bytes)
@@ -58,17 +58,6 @@ def ask_for_huge_pages(mapping: mmap.mmap) -> None:
     """Request huge pages before any page is touched; the kernel's settings may refuse them."""
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
-
-
-def _touch(mapping: mmap.mmap, fd: int | None) -> None:
-    """Touch a byte of every page, for kernels without MADV_POPULATE_WRITE."""
-    pages = np.frombuffer(mapping, np.uint8)[:: mmap.PAGESIZE]
-    if fd is None:
-        pages[:] = 0
-    else:
-        # Do not write, because that could undo another process's write. Reading maps the pages too.
-        reserve(fd, len(mapping))
-        pages.max()
 
 
 def _out_of_memory(size_bytes: int) -> ConfigError:

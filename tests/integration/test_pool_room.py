@@ -42,7 +42,6 @@ def test_memory_that_goes_while_a_pool_is_made_is_an_error() -> None:
         for name, way in {
             "prefault": lambda: memory.prefault(mapping, fd),
             "reserve": lambda: memory.reserve(fd, len(mapping)),
-            "touch": lambda: memory._touch(mapping, fd),
         }.items():
             fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
             os.ftruncate(fd, 40 << 20)

@@ -57,11 +57,9 @@ def test_no_page_faults_are_left_for_the_engine(make: Callable[..., HostPool]) -
         pool.close()
 
 
-@pytest.mark.parametrize("way", [memory.prefault, memory._touch])
 @pytest.mark.parametrize("stretch_bytes", [64 * MIB, 3 * mmap.PAGESIZE])
 def test_prefaulting_changes_no_byte(
     monkeypatch: pytest.MonkeyPatch,
-    way: Callable[[mmap.mmap, int | None], None],
     stretch_bytes: int,
 ) -> None:
     monkeypatch.setattr(memory, "_STRETCH_BYTES", stretch_bytes)
@@ -69,7 +67,7 @@ def test_prefaulting_changes_no_byte(
     content = np.random.default_rng(1).bytes(MIB)
     pool.view(0)[:] = content
     assert pool._mapping is not None
-    way(pool._mapping, pool.fd)
+    memory.prefault(pool._mapping, pool.fd)
     assert pool.view(0) == content
     pool.close()
 
@@ -81,11 +79,11 @@ def test_every_stretch_is_faulted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     pool.close()
 
 
-def test_an_old_kernel_has_its_pages_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_maps_pages_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_MADV_POPULATE_WRITE", 999)
     for make in MAKE.values():
         pool = make()
-        assert faults_of_touching(pool) < LAYOUT.size_bytes // mmap.PAGESIZE // 4
+        assert faults_of_touching(pool) >= LAYOUT.size_bytes // mmap.PAGESIZE // 4
         pool.close()
 
 
