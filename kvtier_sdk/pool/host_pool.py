@@ -47,16 +47,15 @@ class HostPool:
     Args:
         slots: number of slots, at least 1.
         chunk_bytes: payload of a slot in bytes, at least 1.
-        prefault: map every page now, because a page fault during a copy would stall the engine.
 
     Raises:
         ConfigError: a number is out of range, or there is not enough memory.
     """
 
-    def __init__(self, slots: int, chunk_bytes: int, *, prefault: bool = True) -> None:
+    def __init__(self, slots: int, chunk_bytes: int) -> None:
         layout = PoolLayout(slots, chunk_bytes)
         check_room(layout.size_bytes)
-        self._map(layout, None, prefault=prefault)
+        self._map(layout, None)
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
@@ -66,7 +65,8 @@ class HostPool:
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
-            prefault: map every page now; if False, reserve memory now and map pages on first use.
+            prefault: map every page now, because a page fault during a copy would stall the engine;
+                if False, reserve memory now and map pages on first use.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -84,7 +84,6 @@ class HostPool:
         layout: PoolLayout,
         *,
         worker: int | None = None,
-        prefault: bool = True,
         directory: str = _SHARED_MEMORY,
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
@@ -99,7 +98,6 @@ class HostPool:
                 pool (see :meth:`absent`).
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process among the workers; None for the scheduler.
-            prefault: as for :meth:`create`.
             directory: a directory on a tmpfs.
 
         Raises:
@@ -108,7 +106,7 @@ class HostPool:
         """
         pool = cls.__new__(cls)
         file = join_named(Path(directory), replica, layout, worker)
-        pool._map(layout, file, prefault=prefault, reserve=True)
+        pool._map(layout, file)
         return pool
 
     @classmethod
@@ -127,7 +125,7 @@ class HostPool:
                 ``/proc/<pid>/fd/<n>`` of a process of the same user.
             layout: the expected geometry; required for a file that kvtier did not make.
             worker: index of this process among the workers; None if it is not a worker.
-            prefault: as for :class:`HostPool`.
+            prefault: as for :meth:`create`.
 
         Raises:
             ConfigError: the handle leads to no pool, the pool has another layout, or another
@@ -148,7 +146,12 @@ class HostPool:
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
     def _map(
-        self, layout: PoolLayout, file: PoolFile | None, *, prefault: bool, reserve: bool = False
+        self,
+        layout: PoolLayout,
+        file: PoolFile | None,
+        *,
+        prefault: bool = True,
+        reserve: bool = False,
     ) -> None:
         """Map ``file``, or private memory if ``file`` is None. Close the file on failure."""
         self.layout = layout

@@ -49,9 +49,6 @@ class Outlook:
     sooner_s: float
     expand_s: float
 
-    def pays(self, margin: float) -> bool:
-        return self.sooner_s > margin * self.expand_s
-
     def __str__(self) -> str:
         return (
             f"a chunk becomes {self.ratio:.2f} times smaller and arrives "
@@ -164,7 +161,8 @@ class CompressionGate:
         if len(calls) < _FEWEST_CALLS:
             return
         outlook = self.trials.outlook(_byte_s(calls), mean(call.running for call in calls))
-        is_open = outlook.pays(1 if self.is_open else _MARGIN)
+        margin = 1 if self.is_open else _MARGIN
+        is_open = outlook.sooner_s > margin * outlook.expand_s
         if is_open is not self.is_open:
             self.is_open = is_open
             self._log.info("%s: %s", "compresses chunks" if is_open else "stores plain", outlook)
