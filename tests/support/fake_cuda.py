@@ -333,7 +333,7 @@ def pages_of(address: int, size_bytes: int) -> range:
 def fake_cuda() -> Iterator[FakeCUDA]:
     """Replace the GPU driver, the GPU runtime and torch's calls to them with fakes."""
     runtime = FakeCUDA()
-    driver = {
+    driver: dict[str, Callable[..., int]] = {
         "cuMemcpyAsync": runtime.copy,
         "cuMemcpyBatchAsync_v2": runtime.copy_batch,
         "cuThreadExchangeStreamCaptureMode": runtime.exchange_capture_mode,
