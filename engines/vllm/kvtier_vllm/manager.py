@@ -158,8 +158,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # Make the id unique, because an ended request's chunks may still be copied under the
-            # same id.
+            # Make the id unique, because copies of an ended request may still use it.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))

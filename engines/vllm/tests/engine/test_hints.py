@@ -17,7 +17,7 @@ from support.vllm_engine import (
 
 CHUNKS = 3
 SLOTS = 16
-#: A policy that writes down why answers ended.
+#: A policy that writes the reasons why answers ended to a file.
 LISTENER = """
 from kvtier_sdk import EvictionPolicy
 

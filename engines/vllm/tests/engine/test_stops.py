@@ -16,7 +16,7 @@ MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler"
 
 
 class Connector:
-    """A connector's scheduler, which says that a request has ended."""
+    """A connector's scheduler, which reports the end of a request."""
 
     def __init__(self) -> None:
         self.stops: list[tuple[str, str]] = []

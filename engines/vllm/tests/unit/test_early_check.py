@@ -1,4 +1,4 @@
-"""Checks before vLLM starts a worker. ``tests/integration/messages.txt`` lists full messages."""
+"""Tests of the checks before vLLM starts a worker. ``tests/integration/messages.txt`` has messages."""
 
 import os
 import socket
