@@ -11,10 +11,11 @@ because it only moves bytes, with as many clients or threads as the tier has con
     mooncake  the client's calls with one buffer per chunk
 
 A tier is called as a runner calls it: with batches of up to 8 MiB, as many at a time as the clients
-have connections. The file tier runs behind its real runner, with and without digests. Each program moves random bytes, which are then compared and removed. Files bypass the page
-cache if the disk allows it. vLLM's C extension is measured in vLLM's environment only. MiB/s count
-the payload. CPU is the client's processor time per chunk, in user and kernel mode, which is more
-reliable than wall time on a busy machine.
+have connections. The file tier runs behind its real runner, with and without digests. Each program
+moves random bytes, which are then compared and removed. Files bypass the page cache if the disk
+allows it. vLLM's C extension is measured in vLLM's environment only. MiB/s count the payload. CPU
+is the client's processor time per chunk, in user and kernel mode, which is more reliable than wall
+time on a busy machine.
 """
 
 from __future__ import annotations

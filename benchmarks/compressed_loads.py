@@ -4,7 +4,7 @@ Usage: python benchmarks/compressed_loads.py [--link 8gbit] [--backend NAME ...]
 
 Chunks are normally distributed random numbers in bfloat16, which compress as well as a model's KV.
 --link sets the rate of the loopback in a separate network namespace, and needs root and ``tc``. In
-each round, each side stores, loads, compares and deletes all chunks; its tiers stay open between
+each round, each side stores, loads, compares and deletes all chunks; its tier stays open between
 rounds. CPU is the client's processor time per chunk.
 """
 

@@ -4,8 +4,7 @@ Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] .
 
 Each measurement moves the same number of bytes, split among its processes. Each round measures
 every program with every number of processes. The ratios compare with the first program, the tier,
-in one process.
-The programs:
+in one process. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict

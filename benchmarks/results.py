@@ -77,8 +77,7 @@ class Result:
     seconds: float
     machine: Mapping[str, str]
     series: Sequence[Series] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)  # for each program that was not
-    # measured, the reason
+    absent: Mapping[str, str] = field(default_factory=dict)  # the reason, by program
 
 
 def is_rate(quantity: str) -> bool:

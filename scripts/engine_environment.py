@@ -69,8 +69,7 @@ def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> Non
     def pip(command: str, *arguments: str) -> None:
         whole = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", command]
         if command == "install":
-            # Skip compiling, as most modules are never imported, and warnings of omitted
-            # requirements.
+            # Most modules are never imported, and some requirements are omitted on purpose.
             whole += ["--no-compile", "--no-warn-conflicts"]
         subprocess.run([*whole, *arguments], check=True, cwd=ROOT)
 

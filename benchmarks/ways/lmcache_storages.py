@@ -91,8 +91,8 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
             adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
             stack.callback(adapter.close)
             if way == _UNDIGESTED:
-                # The adapter has no option to turn digests off, so change the spec before it opens
-                # its tiers.
+                # No option turns digests off, so change the spec before the adapter opens its
+                # tiers.
                 adapter._spec = replace(adapter._spec, verify=False)
             storage = _Adapter(f"{group} {way}", adapter, objects, clear)
             made.setdefault(group, {})[way] = storage

@@ -35,8 +35,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # The tier does not sign payloads either. A digest costs more than the rest of a
-            # request.
+            # The tier signs no payloads either. A digest costs more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )

@@ -1,4 +1,4 @@
-"""Tests of the checks before vLLM starts a worker. ``tests/integration/messages.txt`` has messages."""
+"""Tests of the checks that run before vLLM starts a worker; messages.txt has the full messages."""
 
 import os
 import socket
