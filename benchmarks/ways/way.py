@@ -134,7 +134,7 @@ class Way(ABC):
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks. Return the elapsed seconds; ``None`` lets the caller measure them."""
+        """Store all chunks. Return the seconds, or ``None`` to let the caller measure the time."""
 
     @abstractmethod
     async def load(self) -> float | None:

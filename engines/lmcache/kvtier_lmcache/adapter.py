@@ -67,7 +67,7 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache, split into one part for each model whose objects it names.
+    """A task of LMCache, with one part for each tier that its objects belong to.
 
     The caller of a deletion waits for the event ``ended``. LMCache polls for all other tasks.
     """

@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
 #: Chunks of a prompt. The pool has 64 slots, a quarter of them for hints.
 CHUNKS = 10
-#: The prompts of a flood. They fill the pool twice, and the device many times.
+#: The number of prompts in a flood, which fill the pool twice and the device many times.
 FLOOD = 13
 _ROUNDS = 4
 

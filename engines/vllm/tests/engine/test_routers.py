@@ -1,4 +1,4 @@
-"""Dynamo's router believes a real engine's events: prefixes in files, gone ones, a restart."""
+"""Dynamo's router follows a real engine's events: stored and removed files, and a restart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""``vllm serve``, its log and ``kvtier`` tell the savings of hits, also after a restart."""
+"""``vllm serve``, its log and ``kvtier`` report the savings of hits, also after a restart."""
 
 import re
 from collections.abc import Iterator

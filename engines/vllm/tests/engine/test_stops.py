@@ -1,4 +1,4 @@
-"""Releases of vLLM without the names by which kvtier learns why answers end."""
+"""Releases of vLLM without the internals from which kvtier learns why answers end."""
 
 import sys
 import warnings

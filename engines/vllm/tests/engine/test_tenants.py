@@ -1,4 +1,4 @@
-"""Two ``vllm serve`` keep the chunks of two tenants, and forget one of them."""
+"""Two ``vllm serve`` store the chunks of two tenants, and then one tenant is deleted."""
 
 import json
 import re

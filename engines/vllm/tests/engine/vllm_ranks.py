@@ -1,8 +1,7 @@
 """The workers and the manager of one engine in this process, made by vLLM from its configuration.
 
 vLLM's own code decides the bytes: it describes the engine, maps each worker's pages to the
-canonical layout, and plans the copies. Only the device is missing, so its copies are copies in
-memory.
+canonical layout, and plans the copies. Only the device is missing: plain copies replace its own.
 """
 
 import ctypes

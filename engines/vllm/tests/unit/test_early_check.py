@@ -1,4 +1,4 @@
-"""Tests of the checks that run before vLLM starts a worker; messages.txt has the full messages."""
+"""The checks before vLLM starts a worker; ``tests/integration/messages.txt`` has all messages."""
 
 import os
 import socket
