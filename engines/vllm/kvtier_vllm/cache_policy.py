@@ -70,7 +70,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._count_down(self._new[key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        # A chunk counts once as readable, so it must be known before it can be released again.
+        # Report the chunk first, or its next release would count it as readable a second time.
         if key in self._new:
             self._tell_new()
 

@@ -183,8 +183,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # Answer at once only if no earlier chunk awaits its answer, because a chunk after a
-            # miss is useless.
+            # Answer at once only if no earlier chunk awaits an answer, because the chunks after a
+            # miss are useless.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
