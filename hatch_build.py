@@ -35,8 +35,8 @@ class CompiledCore(BuildHookInterface[Any]):
         )
         planes = ["kvtier_sdk/codecs/_planes.c"]
         extensions.append(
-            # Only from -O3 on, older compilers use vectors in all loops. The extension is optional,
-            # because the code is for x86-64 and ARM; other processors do without compression.
+            # Older compilers vectorize all loops only with -O3. The extension is optional, because
+            # the code needs x86-64 or ARM; other processors do without compression.
             Extension(
                 "kvtier_sdk.codecs._planes", planes, extra_compile_args=["-O3"], optional=True
             )

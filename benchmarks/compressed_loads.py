@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/compressed_loads.py [--link 8gbit] [--backend NAME ...] [--rounds N]
 
-Chunks are normally distributed random numbers in bfloat16, which get as short as a model's KV. With
---link, the loopback gets that rate: the benchmark runs in a network of its own, which takes root
-and ``tc``. All sides keep their tiers open; each stores all chunks, loads them, compares them and
-deletes them, once a round. CPU is that of the client, per chunk.
+Chunks are normally distributed random numbers in bfloat16, which compress as well as a model's KV.
+--link sets the rate of the loopback in a separate network namespace, and needs root and ``tc``. In
+each round, each side stores, loads, compares and deletes all chunks; its tier stays open between
+rounds. CPU is the client's processor time per chunk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
                     asyncio.run(way.open())
                     opened.callback(lambda way=way: asyncio.run(way.close()))
                     sides[name] = partial(_round, way)
-                # In the first round the gate learns.
+                # The warm-up round lets the gate learn, so its figures are dropped.
                 bench.measure(f"{backend}, {format_bytes(kib * 1024)}{where}", sides, warm_up=True)
     bench.finish()
 

@@ -116,7 +116,7 @@ class ConnectorLoop:
             yield f"p{share:g}", quantity, "us", float(of_call)
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Serve a request; yield three times in each step, after each part of the step."""
+        """Serve a request; yield after each of the three parts of a step."""
         keys = request.keys
         context = self._side.context(request)
         self._call("on_new_request", self._manager.on_new_request, context)

@@ -3,8 +3,8 @@
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
 Each measurement moves the same number of bytes, split among its processes. Each round measures
-every program with every number of processes. The ratios are to the first, the tier in one process.
-The programs:
+every program with every number of processes. The ratios compare with the first program, the tier,
+in one process. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
@@ -92,19 +92,19 @@ def _work(
         tier = {"type": "file", "root": str(root), "min_free": 0, **capacity}
         files = TierWay(work, key_start=start.encode(), may_evict=is_full, **tier)
     try:
-        # If half of the chunks have been evicted, loads would miss.
+        # With a full tier, half of the chunks have been evicted, and loads would miss.
         return asyncio.run(_spans(files, is_loaded=not is_full))
     except BaseException:
         traceback.print_exc()
-        # Now the pool ends the other workers, which wait for this one.
+        # End this worker at once, so that the pool ends the other workers, which wait for it.
         os._exit(1)
 
 
 async def _spans(way: Way, *, is_loaded: bool) -> list[tuple[float, float]]:
-    """Return the start and end of the stores and of the loads, by a clock of all processes."""
+    """Return the start and end of the stores and of the loads, by a clock that processes share."""
     spans = []
     await way.open()
-    # A collection in one worker, while it holds the root's lock, would stop all.
+    # A garbage collection in the worker that holds the root's lock would stop all workers.
     freeze()
     for move in (way.store, way.load) if is_loaded else (way.store,):
         _together.wait()

@@ -6,8 +6,8 @@ Real engines on the CPU, one for each way to offload, serve the same random prom
 round serves a new prompt twice. The first time, the engine computes and stores the prompt's chunks.
 Then the device cache and the host pool are emptied. The second time, the chunks come from the
 files, without the page cache if the disk allows it. Both answers must be equal. Then the files are
-only read, for the disk's share of the time. At the end, one byte of each file is inverted, and a
-stored prompt is served from the files.
+only read, to measure the disk's share of the time. At the end, one byte of each file is inverted,
+and a stored prompt is served from the files.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def flip_byte(path: Path) -> None:
 
 
 def read_s(paths: Iterable[Path]) -> float:
-    """Return the seconds in which four threads read the files, without the page cache."""
+    """Return how many seconds four threads take to read the files, bypassing the page cache."""
     rest = iter(paths)
 
     def read(buffer: mmap.mmap) -> None:

@@ -1,7 +1,7 @@
 """Measure how much longer an engine's steps take while a tier works.
 
 A thread acts as the engine and runs steps of Python and torch back to back. At each step the tier
-gets stores and loads of 2 MiB of random bytes, as many as ``--mbps`` says. The tier runs in one of
+gets stores and loads of 2 MiB of random bytes, at the rate ``--mbps``. The tier runs in one of
 these ways:
 
     process   the tier in a separate process, the default for disks and remote stores
@@ -85,10 +85,10 @@ def _turn(
 
 
 class BusyEngine:
-    """An engine that does the same work in each step.
+    """A simulated engine that does the same work in each step.
 
-    Half of the work is Python code, as in a scheduler. The other half is small calls of torch. They
-    release the interpreter lock and acquire the lock again, as a kernel launch does.
+    Half of the work is Python code, as in a scheduler. The other half is small calls of torch,
+    which release and reacquire the interpreter lock, as a kernel launch does.
     """
 
     def __init__(self, step_s: float) -> None:

@@ -35,13 +35,13 @@ _REQUEST = RequestContext("bench")
 class OfferedLoad(TierListener):
     """A source of work for a tier. At each engine step, it submits the chunks that are due.
 
-    Stores and loads alternate. A chunk is skipped if no slot is free, so a slow tier gets fewer.
+    Stores and loads alternate. If no slot is free, the chunk is skipped, so a slow tier gets less.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # Each run of the benchmark stores new chunks, because a tier may skip a chunk that it has.
+        # Use new keys in each run, because a tier may skip the store of a chunk that it has.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -138,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A tier's work in another process. One message starts the work, and the next stops it."""
+    """A tier's work in another process. Messages alternately start and stop the work."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -5,10 +5,10 @@ Usage: python benchmarks/policies.py [--trace FILE [--told]] [--slots N ...] [--
 Only the second half of a block-hash trace is counted. The first half fills the pool, lets policies
 learn, and may have been used to tune the policies. Without a trace, generated workloads are played,
 each of which is difficult for some policy. The optimum knows the future, and evicts the chunk whose
-next use is farthest away. With --told, a trace that names sessions is counted as a whole, and the
-default policy is told more and more: nothing, why answers end, when turns come.
+next use is farthest away. With --told, the whole of a trace with sessions is counted, and the
+default policy is given nothing, then why answers end, then also when turns come.
 
-Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Each run
+Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Every run
 gives the same figures.
 """
 

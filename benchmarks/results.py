@@ -73,11 +73,11 @@ class Result:
 
     command: str
     date: str
-    commit: str  # with a plus sign if the checkout had uncommitted changes
+    commit: str  # ends in a plus sign if the checkout had uncommitted changes
     seconds: float
     machine: Mapping[str, str]
     series: Sequence[Series] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)  # why a program was not measured
+    absent: Mapping[str, str] = field(default_factory=dict)  # the reason, by program
 
 
 def is_rate(quantity: str) -> bool:

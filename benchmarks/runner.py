@@ -21,7 +21,7 @@ Sample = tuple[str, str, str, float]
 
 
 class Benchmark:
-    """The options of a benchmark, and its figures; ``absent`` says why a side is not measured."""
+    """A benchmark's options and figures; ``absent`` maps each side not measured to the reason."""
 
     options: argparse.Namespace
 

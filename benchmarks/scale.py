@@ -219,7 +219,7 @@ def _measure_waiting(requests: int) -> Row:
 
 
 def _measure_answers(requests: int) -> Row:
-    """Measure the steps until every request has its answers, which are all misses."""
+    """Measure the steps until every request has its answers, all of them misses."""
     meter = _Meter()
     with _engine(1) as manager:
         waiting = _make_waiting(manager, requests)
@@ -259,7 +259,7 @@ def _measure_start(root: Path, files: int) -> Row:
 
 
 async def _start(root: Path, files: int) -> Row:
-    # Just enough for all chunks, because the tier refuses a capacity above the disk's size.
+    # Set just enough for all chunks, because the tier refuses a capacity above the disk's size.
     capacity = (files + _REQUEST_CHUNKS) * _WORKBENCH.object_bytes
     tier = _WORKBENCH.make(f"file://{root}", capacity=capacity, min_free=0)
     request, transfer = _WORKBENCH.request, _WORKBENCH.empty(b"a new chunk")
@@ -308,7 +308,7 @@ class _Keys(Iterator[list[bytes]]):
 
 
 class _Meter:
-    """Samples of the CPU time that calls take in the calling thread, by name."""
+    """Samples of the CPU time of calls in the calling thread, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)

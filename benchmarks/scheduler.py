@@ -49,7 +49,7 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# No job takes this long, so no job reaches its deadline while the loop waits for the tiers.
+# Longer than any job takes, so no job reaches its deadline while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096
@@ -148,7 +148,7 @@ def _play(
 class KVTierSide:
     """kvtier's manager, with digests on.
 
-    The model runs for ``step_s`` seconds; if ``None``, until the tier has reported all jobs.
+    The model runs for ``step_s`` seconds or, if ``None``, until the tier has reported all jobs.
     """
 
     hit = LookupResult.HIT

@@ -64,7 +64,7 @@ class VLLMSide:
         return spec.chunk_ids.tolist()
 
     def store_slots(self, output: Any) -> tuple[list[bytes], list[int]]:
-        if output is None:  # the pool has no room
+        if output is None:  # the pool is full
             return [], []
         return output.keys_to_store, output.store_spec.chunk_ids.tolist()
 
@@ -77,7 +77,7 @@ class VLLMSide:
     def run_model(self) -> None:
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
-        # The engine asks for statistics after each step.
+        # An engine asks for statistics after each step.
         self.manager.get_stats()
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class SteppedTier(SecondaryTierManager):
         self._slots = np.frombuffer(flat, np.uint8).reshape(-1, self.block_size_bytes)
         self._objects: dict[OffloadKey, np.ndarray] = {}
         self._waiting: list[TransferJob] = []
-        # A deque, because one thread may append results while another thread removes results.
+        # A deque, because one thread may append results while another thread removes some.
         self._finished: deque[JobResult] = deque()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -121,7 +121,7 @@ class SteppedTier(SecondaryTierManager):
             time.sleep(0.001)
 
     def is_settled(self) -> bool:
-        """Do all waiting jobs, and return true because nothing is left to wait for."""
+        """Run all waiting jobs; always return true, because then no job is left."""
         for job in self._waiting:
             self._work(job)
         self._waiting.clear()
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if all answers to the last flush are here; they arrive as a single item."""
+        """Return true if the answers to the last flush have arrived, all as a single item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

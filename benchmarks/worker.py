@@ -6,7 +6,7 @@ A page is one block of one tensor, and a slot holds one block of every tensor. S
 in 32 layers copies 8,192 runs of bytes. "scattered" uses random blocks and slots, so that hardly
 any runs can be merged. "contiguous" uses adjacent blocks and adjacent slots. On a GPU, "run by run"
 is the scattered job without the kernel that gathers short runs. There, each kind of copy has its
-own stream. Bytes are random, and are compared once for each kind of copy, before the rounds.
+own stream. The bytes are random, and are compared once per kind of copy, before the rounds.
 
 The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
 from submit to the end of wait. "unmoved", on a CPU, is a worker that does everything except the
@@ -58,7 +58,7 @@ class Setting:
         mover = CPUDevice(threads=threads) if threads and not cuda else None
         group = KVGroup([KVTensor(layer) for layer in kv])
         self.worker = OffloadWorker([group], host, device=mover)
-        # This device does everything except copying the bytes.
+        # A device that does everything except copying bytes.
         idle = None if cuda else CPUDevice(threads=threads or None, copy=lambda *_: None)
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
@@ -138,7 +138,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch use ``stream``, and wait for the stream at the end. If ``None``, do nothing."""
+    """Let torch use ``stream``, and wait for it at the end; do nothing if it is ``None``."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:

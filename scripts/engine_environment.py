@@ -24,7 +24,7 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield the normalized name and the text of a wheel's requirements, without those of extras."""
+    """Yield the normalized name and the text of each requirement of a wheel, except of extras."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
@@ -69,12 +69,12 @@ def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> Non
     def pip(command: str, *arguments: str) -> None:
         whole = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", command]
         if command == "install":
-            # Most modules are never imported. An engine is installed without some requirements.
+            # Most modules are never imported, and some requirements are omitted on purpose.
             whole += ["--no-compile", "--no-warn-conflicts"]
         subprocess.run([*whole, *arguments], check=True, cwd=ROOT)
 
     if not (environment / f".stamp-{engine}").exists():
-        # A new pip resolves in a third of the time of the one that Python brings.
+        # A new pip resolves three times as fast as the pip bundled with Python.
         pip("install", "--upgrade", "pip")
     scripts = [Path(__file__), Path(script)]
     metadata = [package / "pyproject.toml" for package in (ROOT, *our_packages())]

@@ -24,7 +24,7 @@ PACKAGES = (ROOT, ROOT / "backends/file")
 PYTHON = "3.12"
 #: The downloaded wheels run on x86-64 with glibc 2.17 or newer.
 PLATFORM = "manylinux2014_x86_64"
-#: Requirements left out, because the machine has versions that fit the machine's torch.
+#: Requirements left out, because the machine's own versions fit its torch.
 LEFT_OUT = frozenset({"numpy"})
 MAX_BYTES = 60 * 1024 * 1024
 

@@ -29,7 +29,7 @@ PYTEST = [
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(TESTS)),
     *("-o", "markers=gpu", "-o", "junit_family=xunit1"),
 ]
-#: The seconds after which a check is killed. The limits exist because a driver can hang.
+#: The seconds after which a check is killed, because a driver can hang.
 LIMITS_S = {
     "machine": 60,
     "batch": 45,
@@ -46,7 +46,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return variables that let a check import the packages here, and keep pytest's plugins out."""
+    """Return variables that let a check import the packages here, without pytest's plugins."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))

@@ -3,7 +3,7 @@
     python3 scripts/vllm_environment.py .venv-vllm
 
 The CPU wheels of torchvision, torchaudio and torchcodec are not on PyPI, and a text model does not
-need them. So vLLM's other requirements are installed one by one.
+need them. So this script installs vLLM's other requirements one by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEFT_OUT = frozenset(
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
 #: LMCache, and the packages that LMCache needs but vLLM does not require.
 UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
-#: The router that hears what an engine's tiers have, and its indexer; 217 MB installed.
+#: The router that listens to the events of an engine's tiers, and its indexer; 217 MB installed.
 ROUTER = ("ai-dynamo-runtime", "ai-dynamo")
 
 

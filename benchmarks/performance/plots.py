@@ -43,7 +43,7 @@ _BAR_INCHES = 0.2
 def draw(section: Section, figures: Figures, scheme: str, file: Path) -> None:
     colours = _COLOURS[scheme]
     settings: Any = {
-        # With a fixed salt, equal figures produce equal files.
+        # A fixed salt makes the SVG of equal figures identical.
         "svg.hashsalt": section.name,
         "svg.fonttype": "none",
         "font.family": "sans-serif",

@@ -14,7 +14,7 @@ from performance.figures import Figures, median
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a benchmark."""
+    """A benchmark to run: its command, its options and the environment that it needs."""
 
     name: str
     command: str  # the benchmark's file and options; the trace's path replaces ``{trace}``
@@ -57,7 +57,7 @@ class Panel:
         ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
         cases: the cases to show; empty for all that were measured.
         start: start of the axis and its bars.
-        glance: for each case in the README and in the page's section "At a glance", its text there.
+        glance: texts of the cases shown in the README and in the page's section "At a glance".
     """
 
     title: str
@@ -85,7 +85,7 @@ class Section:
     Attributes:
         name: name of the section's file, and the section's value for ``--only``.
         title: the section's heading.
-        question: text that says what is measured, and which programs are compared.
+        question: text that names the measured quantity and the compared programs.
         runs: the benchmarks of the section.
         panels: parts of the plot and the table; without panels, the page links to the figures only.
         answer: sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}``

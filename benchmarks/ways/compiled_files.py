@@ -1,4 +1,4 @@
-"""The limit of the file tier: its compiled part alone, which makes system calls and digests."""
+"""The limit of the file tier: its compiled part alone, with system calls and digests."""
 
 from __future__ import annotations
 

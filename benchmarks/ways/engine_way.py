@@ -56,7 +56,7 @@ class EngineWay(Way, TierListener):
         self._opened.close()
 
     def delete(self) -> None:
-        """Delete through the tier, because the tier keeps the directories for the next round."""
+        """Delete through the tier, because it keeps the directories for the next round."""
         self._tier.delete(self._keys(range(self.work.keys)))
         self._tier.flush()
         while not self._tier.is_idle:

@@ -30,7 +30,7 @@ from ways.storage import Storage
 _OBJECT_BYTES = 2 << 20
 _LAYOUT = MemoryLayoutDesc([torch.Size([_OBJECT_BYTES // 1024, 512])], [torch.bfloat16])
 _PATIENCE_S = 120
-# As long as the header of a tier whose files bypass the page cache.
+# The header's length in a tier whose files bypass the page cache.
 _HEADER_BYTES = 4096
 _UNDIGESTED = "kvtier, no digests"
 
@@ -91,7 +91,8 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
             adapter = create_l2_adapter(parsed, l1.get_l1_memory_desc())
             stack.callback(adapter.close)
             if way == _UNDIGESTED:
-                # The adapter has no option that turns digests off, but opens its tiers later.
+                # No option turns digests off, so change the spec before the adapter opens its
+                # tiers.
                 adapter._spec = replace(adapter._spec, verify=False)
             storage = _Adapter(f"{group} {way}", adapter, objects, clear)
             made.setdefault(group, {})[way] = storage

@@ -35,7 +35,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # The tier signs no payloads either. Digests cost more than the rest of a request.
+            # The tier signs no payloads either. A digest costs more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )
@@ -70,8 +70,8 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Make the directory first, because the server fails one of two requests that create a
-        # directory at the same time. obstore needs no directory, because obstore retries.
+        # Create the directory first: if two requests create it at the same time, the server fails
+        # one. obstore needs no directory in advance, because it retries.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 
@@ -98,7 +98,7 @@ class BareSockets(Way):
             with socket.create_connection(self._address) as sock:
                 for number in rest:
                     _send_all(sock, [self._gets[number]])
-                    # Bytes received with the response's head are the start of the object.
+                    # The head's last read may also have received the start of the object.
                     came, left = _answer(sock), []
                     for view in self.work.slots[number]:
                         view[: len(came)] = came[: len(view)]

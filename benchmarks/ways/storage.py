@@ -22,14 +22,14 @@ class Storage(ABC):
     def store(self, number: int) -> None: ...
 
     def find(self, number: int) -> None:
-        """Look the batch up, if a load needs a lookup before it."""
+        """Look the batch up, if a load needs an earlier lookup."""
         return
 
     @abstractmethod
     def load(self, number: int) -> None: ...
 
     def clear(self) -> None:
-        """Remove the stored objects that are not files."""
+        """Remove stored objects, except files."""
         return
 
     def fill(self) -> list[torch.Tensor]:

@@ -44,9 +44,9 @@ class Work:
     header_bytes: int
     chunks: int
     keys: int
-    # A client's connections or threads, or the concurrent calls to a tier.
+    # The number of a client's connections or threads, or of concurrent calls to a tier.
     at_a_time: int
-    # Header and payload of each chunk, the payload in a slot of the pool.
+    # Header and payload of each chunk; the payload is a slot of the pool.
     slots: list[list[memoryview]] = field(init=False, default_factory=list)
     pool: HostPool = field(init=False)
     regions: list[Region] = field(init=False, default_factory=list)
@@ -134,7 +134,7 @@ class Way(ABC):
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks; return the seconds if the method measures the time, else ``None``."""
+        """Store all chunks. Return the seconds, or ``None`` to let the caller measure the time."""
 
     @abstractmethod
     async def load(self) -> float | None:
@@ -210,7 +210,7 @@ class ClientWay(Way):
 
 
 class Subject(ABC):
-    """A running backend, and the programs that are measured with the backend."""
+    """A running backend, and the programs to measure with it."""
 
     # Total payload of all different keys; if ``None``, each chunk has its own key.
     keys_bytes: ClassVar[int | None] = None

@@ -1,4 +1,4 @@
-"""A hook that checks the finished pages for faults that mkdocs's strict build overlooks.
+"""A hook that finds faults in the finished pages that mkdocs's strict build overlooks.
 
 A page must not load anything from another host, or show the markup of a docstring.
 """

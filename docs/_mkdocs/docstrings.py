@@ -39,7 +39,7 @@ def to_markdown(text: str, owner: griffe.Object) -> str:
 
 
 def _comment_above(attribute: griffe.Attribute) -> str:
-    """Return the comment ``#:`` above the attribute, or above the lines directly before it."""
+    """Return the comment ``#:`` above the attribute, or above the adjacent lines before it."""
     above = attribute.module.source.splitlines()[: (attribute.lineno or 1) - 1]
     comment: list[str] = []
     for line in reversed(above):

@@ -1,7 +1,7 @@
 """mkdocs hooks for pages from outside of ``docs/`` and for links into the repository.
 
-Pages link by relative paths in the repository, as on GitHub. A link to a file that is a page of the
-site leads to that page. A link to any other file or directory becomes text with the path.
+Pages link by relative paths in the repository, as on GitHub. A link to a file that has a page in
+the site leads to the page. A link to any other file or directory becomes text with the path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-#: The files outside of ``docs/`` that become pages, with the pages' paths in the site.
+#: Files outside of ``docs/`` that become pages, and the paths of the pages in the site.
 OUTSIDE = {
     "README.md": "start.md",
     "CONTRIBUTING.md": "contributing.md",

@@ -67,9 +67,9 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """A task of LMCache. Its objects may be of several models; each model's tier gets one part.
+    """A task of LMCache, with one part for each tier that its objects belong to.
 
-    A deletion's caller waits for the event ``ended``. LMCache polls for the end of other tasks.
+    The caller of a deletion waits for the event ``ended``. LMCache polls for all other tasks.
     """
 
     task_id: int
@@ -163,7 +163,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up, but lock none, because a load of a removed object is only a miss."""
+        """Look objects up without locking them: a later load of a removed object is only a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -178,7 +178,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._pop(_LOOKUP, task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Do nothing, because lookups lock no object."""
+        """Do nothing, because lookups do not lock objects."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         return self._submit(_LOAD, keys, *self._places(keys, objects))
@@ -249,7 +249,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> tuple[list[ObjectLayout | None], list[int | None]]:
-        """Return each object's layout and slot, both ``None`` for objects that cannot be moved."""
+        """Return each object's layout and slot; ``None`` for both if it cannot be moved."""
         layouts: list[ObjectLayout | None] = []
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
@@ -259,7 +259,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )
             slot = None
-            # Do not store an object of another length, because lookups by layout would miss it.
+            # Skip an object of any other length, because lookups by layout would miss it.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout
@@ -332,14 +332,14 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         keys: Sequence[OffloadKey],
         removed: bool,
     ) -> None:
-        """Tell LMCache's listeners about objects that the tier has stored or lost."""
-        # LMCache adds the sizes of stored objects, and subtracts those of removed objects. Give
-        # size 0 for a stored object that it has counted, and for a removed object that it has not.
+        """Notify LMCache's listeners of objects that the tier has stored or lost."""
+        # LMCache adds the size of a stored object and subtracts the size of a removed object.
+        # Report size 0 for an object stored again, and for the removal of an object never counted.
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
-            # Skip an object whose salt no request has named here. An ObjectKey needs the salt, and
-            # this LMCache knows none of that tenant's objects.
+            # An ObjectKey needs the salt itself. Skip an object whose salt no request has used
+            # here: this LMCache holds none of that tenant's objects.
             if salt in self._salts:
                 objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
                 sizes.append(size_bytes if (key in counted) is removed else 0)
@@ -400,7 +400,7 @@ def _kind_of(key: ObjectKey) -> tuple[str, int, int]:
 
 
 def _runnable(spec: TierSpec, memory: EngineMemory) -> TierSpec:
-    """Return the tier with a runner that can access the memory."""
+    """Return the tier's specification, with a runner that can access the memory."""
     if wants_process(spec) and not memory.is_shared:
         fault = (
             "a process of its own cannot map LMCache's L1 memory: start 'lmcache server' with "

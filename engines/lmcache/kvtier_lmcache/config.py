@@ -11,7 +11,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from kvtier_sdk import ConfigError, TierSpec
 from kvtier_sdk.engine import AdapterOptions, Place
 
-#: The options' place in LMCache's configuration.
+#: The key in LMCache's configuration that holds the options, as errors name it.
 ADAPTER_PARAMS = Place("adapter_params")
 _FP8 = "float8_e4m3fn"
 
@@ -51,7 +51,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 def _serde_beside(params: Mapping[str, Any]) -> str | None:
     """Return the serde that is configured beside ``adapter_params``."""
     # The adapter needs the serde, because a lookup's layout describes tensors before serialization.
-    # LMCache does not pass the serde on, so search the frames of its loader.
+    # LMCache does not pass the serde to an adapter, so search the stack frames of its loader.
     frame = sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back

@@ -14,7 +14,7 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key, split_offload_ke
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
 
-#: The place of the number of ranks in LMCache's ``kv_rank``.
+#: The lowest bit of the number of ranks in LMCache's ``kv_rank``.
 _WORLD_SIZE_BIT = 24
 _RANK_BYTES = 8
 _SALT_BYTES = 16
@@ -52,7 +52,7 @@ def _layout(
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
-    # A serde's layout has its name before its dtype. Objects of several dtypes are not coded.
+    # A serde's name stands before its dtype. kvtier's codec supports only objects of one dtype.
     dtype = ", ".join(sorted({dtype.rpartition(" ")[2] for dtype, _ in layout.tensors}))
     facts = {"engine": f"lmcache {release}", "model": model, "dtype": dtype, "tensors": tensors}
     return Namespace({**declared, **facts})
@@ -73,14 +73,14 @@ def salt_digest(salt: str) -> bytes:
 
 
 def key_parts(key: OffloadKey) -> tuple[bytes, int, bytes, int]:
-    """Return chunk hash, rank, salt digest and group of a key that :func:`offload_key` made."""
+    """Split a key made by :func:`offload_key` into chunk hash, rank, salt digest and group."""
     joined, group = split_offload_key(key)
     rest, salt = joined[:-_SALT_BYTES], joined[-_SALT_BYTES:]
     return rest[:-_RANK_BYTES], int.from_bytes(rest[-_RANK_BYTES:], "big"), salt, group
 
 
 def block_of(key: OffloadKey) -> tuple[int, int, int] | None:
-    """Return what routers are told of an object: its hash, its group, and the number of ranks.
+    """Return the hash, the group and the number of ranks of an object, as reported to routers.
 
     The result is ``None`` for a tenant's object, because LMCache's hash does not contain the salt.
     """

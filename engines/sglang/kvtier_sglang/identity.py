@@ -11,7 +11,7 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key, split_offload_ke
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
 
-#: Attributes of a host pool that describe the content of its pages. A pool may lack some of them.
+#: Attributes of a host pool that describe its pages' content. A pool may lack some of them.
 _CONTENT = (
     "layout",
     "page_size",
@@ -50,7 +50,7 @@ class PageIdentity:
         # With MLA all ranks of a tensor-parallel group hold the same bytes, so they share keys.
         if not config.is_mla_model or pool_name in _ALWAYS_SPLIT:
             ranks["tp"] = (config.tp_rank, config.tp_size)
-        # A recurrent state and a sparse model's index have other dtypes than the pool says.
+        # A recurrent state and a sparse model's index do not have the dtype that the pool reports.
         has_others = pool_name in _ALWAYS_SPLIT or content.get("index_head_dim") is not None
         release = ".".join(version("sglang").split(".")[:2])
         self.namespace = Namespace(

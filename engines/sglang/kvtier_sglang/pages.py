@@ -12,13 +12,13 @@ import torch
 from kvtier_sdk import ConfigError, HostPool, Operation, PoolLayout, Region
 from kvtier_sdk.engine import ROW_ALIGNMENT, EngineMemory, OverlappingSlots, PoolMemory
 
-#: The maximum number of bytes under way in each direction through kvtier's memory.
+#: The most bytes in kvtier's memory at once, for each direction.
 _STAGING_BYTES = 128 << 20
 #: The maximum number of pages that SGLang moves in one call.
 _MOST_PAGES = 128
 
-#: A function that moves pages. It gets the pages' positions in SGLang's call, and the slots of all
-#: parts in page order. For each page it returns true if all parts of the page were moved.
+#: A function that moves pages, given their positions in SGLang's call and the slots of all parts in
+#: page order. For each page it returns true if all parts of the page were moved.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 
@@ -98,7 +98,7 @@ class StagedPages(Pages):
     def move_tensors(
         self, operation: Operation, tensors: Sequence[torch.Tensor], move: Move
     ) -> list[bool]:
-        """Move flat pages, which SGLang itself copies to or from its pool."""
+        """Move flat pages; SGLang itself copies them to or from its pool."""
 
         def fill(number: int, slot: torch.Tensor) -> None:
             slot.copy_(tensors[number].view(self._dtype).flatten())
@@ -135,7 +135,7 @@ class StagedPages(Pages):
                             take(number, self._tensor(slot))
                 moved += succeeded
                 if not all(succeeded):
-                    # SGLang ignores the pages after the first missing page.
+                    # Stop here, because SGLang ignores all pages after the first missing page.
                     break
         return moved + [False] * (pages - len(moved))
 
@@ -177,7 +177,7 @@ def pages_of(pool: Any, *, in_place: bool) -> Pages:
 
 
 def _places_of(pool: Any) -> tuple[list[int], list[int]]:
-    """Return the address and length of each part of the second page."""
+    """Return the address and length of each part of the pool's second page."""
     size = pool.page_size
     addresses, sizes = pool.get_page_buffer_meta(torch.arange(size, 2 * size))
     return list(addresses), list(sizes)

@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier, and false for a page without an answer in time."""
+        """Return true for each page in the tier; false also if the answer came too late."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -51,7 +51,7 @@ class PoolTier:
 
     @property
     def page_bytes(self) -> int:
-        """The length of a page with all its parts."""
+        """The length of a page, the sum of its parts."""
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:

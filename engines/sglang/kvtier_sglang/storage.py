@@ -105,7 +105,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Skip pools with this policy, because a hit of keys and values never depends on them.
+            # Skip pools with this policy, because keys and values can be reused without them.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])
@@ -240,7 +240,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         identity = PageIdentity(self._config, pool, name, self._options.namespace)
         if isinstance(pages, PlacedPages):
             spec = replace(spec, runner=spec.runner.model_copy(update={"runner": "thread"}))
-        # A prefix can be reused if its keys and values are there, so the other pools are not told.
+        # Announce only keys and values, because a prefix with both can be reused.
         announce = None
         if self._publisher is not None and name == _KV:
             announce = announce_blocks(self._publisher.put, partial(identity.block_of, pages.parts))

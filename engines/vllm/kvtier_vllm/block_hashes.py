@@ -21,7 +21,7 @@ def chunk_keys(
 ) -> list[list[OffloadKey]]:
     """Compute the keys of a prompt's full chunks, one list for each KV-cache group.
 
-    vLLM also hashes an adapter, images and audio. They are not supported here.
+    vLLM's hashes also cover adapters, images and audio, which are not supported here.
     """
     if missing := [name for name in _FACTS if name not in facts]:
         raise ConfigError(
@@ -65,7 +65,7 @@ def _block_hashes(
 ) -> list[bytes]:
     hashes = []
     parent = seed
-    # vLLM adds the salt to the first block only; all others follow from that one's hash.
+    # vLLM adds the salt to the first block only; its hash enters the hashes of all later blocks.
     extra = (("cache_salt", salt),) if salt else None
     for start in range(0, len(tokens) - size + 1, size):
         parent = function((parent, tuple(tokens[start : start + size]), extra))

@@ -15,7 +15,7 @@ from kvtier_vllm.translate import request_context
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
-#: True if vLLM tells what a request uses while the request runs (since 0.33), not only at its end.
+#: True if vLLM reports a request's chunks while it runs (since 0.33), not only at its end.
 TELLS_ACCESSES = hasattr(CachePolicy, "on_request_access")
 
 
@@ -31,7 +31,7 @@ class _Request:
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     """The eviction policy ``returns``, named in vLLM's ``eviction_policy``.
 
-    vLLM does not tell a policy why answers end, and does not pass on hints.
+    vLLM tells a policy neither why answers end nor the requests' hints.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -43,9 +43,9 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
         self._policy = load_policy("returns")()
         self._policy.open(self.cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        # vLLM does not tell the end of a request that has used nothing since its cache was reset.
+        # vLLM does not report the end of a request that has used nothing since a cache reset.
         self._running: dict[str, _Request] = {}
-        # Chunks of which the policy has not been told, and their requests.
+        # Chunks not yet reported to the policy, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
         # Chunks that vLLM 0.32 is about to insert, because its insert() does not name the request.
         self._offered: dict[OffloadKey, _Request] = {}
@@ -70,7 +70,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._count_down(self._new[key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        # A chunk counts once as readable, so it must be known before it can be released again.
+        # Report the chunk first, or its next release would count it as readable a second time.
         if key in self._new:
             self._tell_new()
 
@@ -140,7 +140,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._policy.on_request_finished(request.context, None)
 
     def _tell_new(self) -> None:
-        """Tell the policy the time, and the chunks that have become readable."""
+        """Pass the current time and the newly readable chunks to the policy."""
         self._policy.now_s = self._clock.now_s()
         ready = [key for key in self._new if self._chunks[key].is_ready]
         for request, keys in groupby(ready, self._new.__getitem__):

@@ -40,7 +40,7 @@ _CHECKS = "checks_kvtier"
 _TELLS = "tells_kvtier"
 _SHORTENS = "shortens_kvtier"
 
-#: What vLLM's log line of transfers says of kvtier.
+#: The sums of kvtier that vLLM's log line of transfers shows.
 _LOGGED = tuple(
     f"kvtier_{name}_total"
     for name in (
@@ -51,7 +51,7 @@ _LOGGED = tuple(
 
 _log = logging.getLogger("kvtier.vllm")
 
-# For each engine, by the identity of its configuration of events, what hears of its blocks.
+# Each engine's listener for blocks, by the ``id()`` of the engine's configuration of events.
 _described: dict[int, Callable[[OffloadKey, Any], None]] = {}
 
 
@@ -88,11 +88,11 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 def tell_blocks(
     events_config: Any, describe: Callable[[OffloadKey, Any], None]
 ) -> Callable[[], None]:
-    """Describe the blocks of each chunk that vLLM begins to store, with vLLM's own words for them.
+    """Report the blocks of each chunk that vLLM begins to store, as vLLM's events describe them.
 
-    ``events_config`` is the object that vLLM made for the engine. Returns a function that ends it.
+    ``events_config`` is vLLM's object for the engine. Return a function that ends the reports.
     """
-    # Only here does the connector have both a chunk and the request with its tokens.
+    # Wrap this method, the only one that has both a chunk and the request with its tokens.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
             OffloadingEventsTracker as Tracker,
@@ -127,8 +127,8 @@ def tell_blocks(
 
 
 def tell_stops() -> None:
-    """Let the connector tell a manager that has ``note_stop`` why each answer ended."""
-    # vLLM's own interface of a manager does not have it, so these names may go in any release.
+    """Make the connector call ``note_stop`` of a manager, if it exists, when an answer ends."""
+    # These names are internal to vLLM, so any release may remove them.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
             OffloadingConnectorScheduler as Scheduler,
@@ -158,7 +158,7 @@ def tell_stops() -> None:
 
 
 def shorten_log() -> None:
-    """Keep vLLM's log line of transfers short: it gets six sums of kvtier's hundreds of series."""
+    """Limit vLLM's log line of transfers to six sums, instead of kvtier's hundreds of series."""
     reduce = OffloadingConnectorStats.reduce
     if vars(reduce).get(_SHORTENS):
         return
@@ -183,7 +183,7 @@ def _stop_of(request: Any) -> str | None:
     reason = request.get_finished_reason()
     if reason is None:
         return None
-    # Models with tools end a call with another token than an answer.
+    # Models with tools end a tool call with a special token.
     token = request.stop_reason
     label = str(reason).lower()
     return f"{label} {token}" if isinstance(token, int) else label
@@ -208,7 +208,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
     # vLLM itself reads the connector's options only in the workers, after loading the model.
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
-        return  # without this module, this process configures no engine
+        return  # a process without this module does not configure an engine
     make = getattr(module.EngineArgs, "create_engine_config", None)
     if make is None:
         _log.warning(
@@ -247,8 +247,8 @@ def computation() -> Any:
 
 
 def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
-    """Return the facts about this host that decide how keys and values lie within a block."""
-    # vLLM's KV layout does not tell the packing, which on a CPU depends on the instruction set.
+    """Return the facts about this host that determine the order of values within a block."""
+    # vLLM's KV layout omits the packing, which on a CPU depends on the instruction set.
     packing: object = None
     if current_platform.is_cpu():
         packing = [platform.machine(), *_cpu_packing(dtype, block_sizes)]
@@ -261,13 +261,13 @@ def device_facts(dtype: str, block_sizes: Iterable[int]) -> dict[str, object]:
 
 def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     """Return vLLM's choice of packing, or the instruction sets if the choice cannot be read."""
-    # The packing of a quantised cache follows the model's dtype, which is not known here. Assume
+    # The packing of a quantised cache depends on the model's dtype, which is unknown here. Assume
     # bfloat16, because no other dtype has more than one packing.
     kind = STR_DTYPE_TO_TORCH_DTYPE[dtype if dtype in ("float16", "float32") else "bfloat16"]
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # Leave out the head size, because the model is a fact too, and determines the head size.
+        # Leave out the head size, because the model, another fact, determines it.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()

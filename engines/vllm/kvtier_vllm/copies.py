@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     """A worker that copies between vLLM's KV blocks and this worker's part of each slot.
 
-    With vLLM's canonical layout, the part of all workers is the whole slot. ``on_shutdown`` is
-    called when ``shutdown`` has finished, or if the constructor raises.
+    With vLLM's canonical layout, each worker's part is the whole slot. ``on_shutdown`` is called at
+    the end of ``shutdown``, or if the constructor raises.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
         canonical: bool = False,
     ) -> None:
         self._on_shutdown = on_shutdown
-        # Of the workers that hold the same bytes, the first one stores them.
+        # If several workers hold the same bytes, only the first worker stores them.
         self._stores = not canonical or any(
             ref.mapping.writer_index == 0 for refs in kv_caches.group_data_refs for ref in refs
         )
@@ -55,7 +55,7 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     ) -> bool:
         blocks, slots = _device_blocks(src_spec), dst_spec.block_ids
         if not self._stores:
-            # vLLM waits until every worker has reported the job.
+            # Submit an empty job, because vLLM waits until every worker has reported the job.
             blocks, slots = DeviceBlocks([], [0] * len(src_spec.group_sizes)), []
         self._worker.submit_store(job_id, blocks, slots, after=computation())
         return True
@@ -131,7 +131,7 @@ def refuse_uncertified(kv_caches: CanonicalKVCaches, config: OffloadingConfig) -
 def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
     tensors = [cache.tensor for cache in kv_caches.tensors]
     return [
-        # A page may be padded on the device; the padding is not copied.
+        # A page may be padded on the device; do not copy the padding.
         KVGroup(
             [KVTensor(tensors[ref.tensor_idx][:, : ref.page_size_bytes]) for ref in refs],
             blocks_per_chunk,
@@ -160,7 +160,7 @@ def _canonical_groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> li
 
 
 def _fragments(mapping: CanonicalPageMapping) -> Iterator[tuple[int, int, int]]:
-    """Yield each fragment's offset in this worker's page and in all workers' page, and its size."""
+    """Yield each fragment's offset in this worker's page and in the shared page, and its size."""
     for run in mapping.runs:
         for n in range(run.num_fragments):
             local = run.local_offset + n * run.local_stride

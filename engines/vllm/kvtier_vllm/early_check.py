@@ -48,7 +48,7 @@ def check_engine(
 
 
 def _is_ours(extra: Mapping[str, Any]) -> bool:
-    """Return true if the options name a manager or tier of kvtier, even with a misspelt name."""
+    """Return true if the options name kvtier's manager or tier, even if the name is misspelt."""
     spec, module = str(extra.get("spec_name")), extra.get("spec_module_path")
     if spec in GUEST_SPECS:
         return any(_our_tiers(extra))

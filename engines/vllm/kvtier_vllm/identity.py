@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The layouts of a worker's part of a slot. vLLM's worker reserves room for each tensor of the
 #: cache, padding included. Our worker puts a group's tensors one after the other, without padding.
-#: Both write vLLM's canonical layout alike.
+#: With vLLM's canonical layout, both write the same bytes.
 THEIR_SLOTS, OUR_SLOTS = "vllm", "kvtier-1"
 
 _log = logging.getLogger("kvtier.vllm")
@@ -72,7 +72,7 @@ class Identity:
 
 
 def slot_layout(config: OffloadingConfig, *, ours: bool) -> str:
-    """Return the layout that our worker or, unless ``ours``, vLLM's uses for slots."""
+    """Return the slot layout of our worker if ``ours``, else of vLLM's worker."""
     return OUR_SLOTS if ours and not config.canonical_layout else THEIR_SLOTS
 
 
@@ -99,8 +99,8 @@ def _parallelism(config: OffloadingConfig) -> object:
     parallel = config.parallel
     if config.replicated_layout:
         return "independent: replicated_layout"
-    # vLLM also sets this flag without canonical_layout. Then it does not hold: each worker's part
-    # has all layers, so the heads of one layer lie in as many places as there are workers.
+    # vLLM also sets this flag without canonical_layout, where it is wrong: each worker's part holds
+    # all layers, so the heads of a layer are scattered over the workers' parts.
     if config.canonical_layout and parallel.is_parallelism_agnostic:
         return "independent: canonical_layout"
     return {
@@ -113,9 +113,9 @@ def _parallelism(config: OffloadingConfig) -> object:
 
 
 def _is_attention(config: OffloadingConfig) -> bool:
-    """Return true if all layers hold keys and values, so that the model's dtype is theirs.
+    """Return true if all layers hold keys and values, and so have the model's dtype.
 
-    A state-space layer or a sparse model's indexer has another dtype, which vLLM does not tell.
+    A state-space layer or a sparse model's indexer has another dtype, which vLLM does not report.
     """
     names = (name for group in config.groups for name in group.layer_names)
     return all(name.rpartition(".")[2] in ("attn", "mla_attn") for name in names)

@@ -74,8 +74,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: Number of steps that vLLM is asked to make after kvtier's last work. That work may end only in
-#: the first of these steps, and vLLM reads the metrics in the second.
+#: The steps that kvtier requests after its last work: that work may end as late as the first step,
+#: and vLLM reads the metrics in the second.
 _STEPS_TO_TELL = 2
 
 
@@ -141,7 +141,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._steps_to_tell = 0
         # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
         self._reset_steps = 0
-        # Why the answers of requests ended that the connector has not reported as finished yet.
+        # Why each answer ended, for requests that the connector has not yet reported as finished.
         self._stops: dict[str, str] = {}
         self._on_shutdown = on_shutdown
         self._stack = ExitStack()
@@ -158,7 +158,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # The id is in use if chunks of an ended request with this id are still being copied.
+            # Make the id unique, because copies of an ended request may still use it.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
@@ -180,7 +180,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._stops[request_id] = stop
 
     def describe(self, key: OffloadKey, blocks: Any) -> None:
-        """Record what routers are told of a chunk that is being stored."""
+        """Record the description that routers get of a chunk that is being stored."""
         self._manager.describe(key, chunk_note(blocks))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
@@ -206,8 +206,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         request = _of(req_context)
         keys = list(keys)
-        # vLLM does not tell that the request also uses the chunks before these, which the device
-        # has. Without that, the pool would evict the begin of a prefix before its end.
+        # vLLM does not report the use of earlier chunks, which the device already has. Count it
+        # here, or the pool would evict the start of a prefix before its end.
         ends, loaded = compat.end_tokens(req_context), set(keys)
         first = min((ends.get(key, 0) for key in keys), default=0)
         on_device = [key for key, end in ends.items() if end <= first and key not in loaded]

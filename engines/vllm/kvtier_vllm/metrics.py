@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Return the definitions of all metrics; vLLM asserts that each emitted metric has one."""
-    # vLLM calls this in the process that logs.
+    # vLLM calls this function in the process that logs.
     compat.shorten_log()
     return {metric.name: _definition(metric) for metric in METRICS}
 
@@ -73,7 +73,7 @@ class StatsFeed:
                 _observe(told, sample, observations(sample.metric.bounds, before, value))
             elif sample.metric.kind is MetricKind.COUNTER:
                 assert not isinstance(before, HistogramValue)
-                # The counters of a reopened tier start again from 0.
+                # A smaller total means a reopened tier, whose counters start again from 0.
                 counted = 0 if before is None or before > value else before
                 told.increase_counter(name, value - counted, labels)
             else:

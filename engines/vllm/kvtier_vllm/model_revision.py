@@ -1,6 +1,6 @@
 """Identifies the model that an engine serves, by its name, its files or an option.
 
-vLLM tells a connector the model's name, but not the requested revision.
+vLLM passes the model's name to a connector, but not the requested revision.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dict[str, str | None]:
-    """Return facts that identify a model; use its path only if nothing more reliable is known."""
+    """Return facts that identify a model, including its path only if nothing better is known."""
     path = Path(model)
     if not path.exists():
         return _facts(model, revision or _commit(model, hub_cache))
@@ -121,7 +121,7 @@ def _are_one(snapshots: list[Path]) -> bool:
 
 
 def _is_the_hubs(snapshot: Path) -> bool:
-    """Return true if config and weights are links to blobs, as the hub's client makes them."""
+    """Return true if the config and the weights are links to blobs, as the hub's client creates."""
     blobs = snapshot.parent.parent / "blobs"
     files = _files(snapshot, _CONFIGS + _WEIGHTS)
     return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)

@@ -13,13 +13,13 @@ from kvtier_sdk import BytesOrShare, Flag, Seconds, TieringConfig, TierSpec
 from kvtier_sdk.engine import EventOptions, Place, StrictModel, read_tiers, validate_options
 from kvtier_vllm.plugin import TIER_TYPE
 
-#: The ``type`` of an entry that names our class instead of the registered type.
+#: The ``type`` of an entry that uses our class's name instead of the registered type.
 CLASS_TYPE = "KVTierSecondaryTier"
 
 # Options of a tier's entry that vLLM's own manager reads.
 _ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
 _TIERS = "secondary_tiers"
-#: The options' place in vLLM's configuration.
+#: The key in vLLM's configuration that holds kvtier's options, as errors name it.
 EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
@@ -65,7 +65,7 @@ class SecondaryTierEntry:
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
         """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
-        # vLLM makes the tiers one by one. The first call reads all entries, to check them together.
+        # vLLM makes one tier per call, but all entries must be checked together, so read them all.
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):
             spec.kvtier_entries = cls.read_all(entries)
@@ -86,7 +86,7 @@ class SecondaryTierEntry:
 
 
 def _ours(entries: Sequence[Mapping[str, Any]]) -> dict[Place, dict[str, Any]]:
-    """Return kvtier's entries by their places, without the options that vLLM itself reads."""
+    """Return kvtier's entries by place, without the options that vLLM itself reads."""
     return {
         EXTRA_CONFIG.at(_TIERS, index): {
             name: value for name, value in entry.items() if name not in _ENGINE_TIER_OPTIONS
@@ -120,7 +120,7 @@ class SpecOptions(EngineOptions, TieringConfig):
     #: read the entries, because workers need no tiers.
     tiers: Any = Field((), alias="secondary_tiers")
 
-    # vLLM itself reads these options, with any spec. kvtier only accepts them.
+    # vLLM itself reads these options for every spec, so kvtier accepts and ignores them.
     spec_name: Any = None
     spec_module_path: Any = None
     block_size: Any = None

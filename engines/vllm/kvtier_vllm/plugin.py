@@ -16,7 +16,7 @@ _log = logging.getLogger("kvtier.vllm")
 
 def register() -> None:
     """Register ``"type": "kvtier"`` with vLLM's factory of secondary tiers."""
-    # vLLM does not catch a plugin's errors, but engines that do not use kvtier must still start.
+    # vLLM does not catch a plugin's errors, and engines without kvtier must still start.
     try:
         from kvtier_vllm import compat
         from kvtier_vllm.engine_log import join_engine_log
@@ -45,7 +45,7 @@ def _check(vllm_config: Any) -> None:
 
     if transfer is None or not compat.runs_here(vllm_config):
         return
-    # Join vLLM's log again, because vLLM has configured its log by now.
+    # Join vLLM's log again, because vLLM has configured it since the first call.
     join_engine_log()
     options = {
         name: getattr(transfer, name)

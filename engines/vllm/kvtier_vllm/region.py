@@ -1,7 +1,7 @@
 """Adds leases to vLLM's shared memory, to find absent members and to remove the memory's name.
 
 vLLM removes the name from /dev/shm only when the process that created the memory exits normally,
-and does not tell which processes have mapped the memory.
+and does not record which processes have mapped the memory.
 """
 
 from __future__ import annotations

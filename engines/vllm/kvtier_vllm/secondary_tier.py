@@ -66,7 +66,7 @@ _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 _OK = Verdict.OK
 _log = logging.getLogger("kvtier.vllm")
 
-#: Interval between the warnings of a drain that does not end.
+#: Interval between warnings while a drain does not end.
 _DRAIN_TIMEOUT_S = 30.0
 
 
@@ -183,8 +183,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # Answer at once only if no earlier chunk awaits its answer, because a chunk after a
-            # miss is useless.
+            # Answer at once only if no earlier chunk awaits an answer, because the chunks after a
+            # miss are useless.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT
@@ -358,7 +358,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return True
 
     def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
-        """Record chunks whose load failed as misses of the job's request."""
+        """Record chunks whose load failed as misses for the job's request."""
         request = self._requests.get(engine_job.req_context.req_id)
         if request is not None:
             request.answers.update(dict.fromkeys(keys, False))

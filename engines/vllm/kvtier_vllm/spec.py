@@ -118,7 +118,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
         part_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
         workers, has_one_part = config.parallel.world_size, self.replicated_layout
         if config.canonical_layout and not self._theirs and not has_one_part:
-            # All workers write into one part: their heads lie among each other.
+            # All workers write into one part, because their heads interleave.
             part_bytes, has_one_part = part_bytes * workers, True
         one = PoolLayout(1, max(1, part_bytes), workers, replicated=has_one_part)
         size_bytes = pool_size_bytes(self._options)

@@ -54,7 +54,7 @@ class _TransferConfig(StrictModel):
 
 
 def is_transfer_config(options: Mapping[str, Any]) -> bool:
-    """Return true if the options are vLLM's, false if they are kvtier's own."""
+    """Return true for vLLM's transfer configuration, false for kvtier's own options."""
     return "kv_connector" in options or EXTRA_CONFIG.where in options
 
 
@@ -80,7 +80,7 @@ def make_transfer_config(
         }
     else:
         try:
-            pool_bytes = parse_bytes(pool)  # vLLM accepts only a number of bytes
+            pool_bytes = parse_bytes(pool)  # vLLM accepts only a number
         except ValueError as error:
             raise ConfigError(f"{EXTRA_CONFIG.at('cpu_bytes_to_use')}: {error}") from None
         extra = {

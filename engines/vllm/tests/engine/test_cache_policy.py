@@ -21,7 +21,7 @@ OURS = {"cache_policy": "KVTierCachePolicy", "cache_policy_module_path": "kvtier
 
 
 class Clock(SystemClock):
-    """A clock that the trace moves on."""
+    """A clock that the trace advances."""
 
     time_s = 0.0
 
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(manager: base.OffloadingManager) -> list[int]:
-    """Let sessions take turns, each with a longer prefix; return the hits of each request."""
+    """Play the turns of sessions whose prefixes grow; return the hits of each request."""
     rng = random.Random(5)
     lengths = dict.fromkeys(range(SESSIONS), 2)
     hits = []

@@ -40,7 +40,7 @@ def test_the_pod_starts_and_answers_its_probes(tmp_path: Path) -> None:
     (secrets / "redis-password").write_text("hunter2\n")
     (secrets / "chunk.keys").write_text("11" * 32 + "\n")
     for secret in secrets.iterdir():
-        secret.chmod(0o440)  # what fsGroup makes of 0400
+        secret.chmod(0o440)  # fsGroup changes mode 0400 to 0440
     port, metrics_port = free_port(), free_port()
     store = Server(tmp_path / "redis").start()
     store.ask("ACL", "SETUSER", "kvtier", "on", ">hunter2", "~*", "&*", "+@all")

@@ -19,8 +19,8 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: Each case is a way to offload, a store, and vLLM's hash algorithm. With an algorithm other than
-#: the default, the tiers are opened again at the first request.
+#: Each case is a way to offload, a store, and vLLM's hash algorithm. With any other algorithm than
+#: the default, the tiers are reopened at the first request.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)

@@ -1,4 +1,4 @@
-"""Hints by vLLM's Python API, and why answers end, in engines in this machine's processes."""
+"""Hints through vLLM's Python API, and the reasons why answers end, without a server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from support.vllm_engine import (
 
 CHUNKS = 3
 SLOTS = 16
-#: A policy that writes down why answers ended.
+#: A policy that records to a file why answers ended.
 LISTENER = """
 from kvtier_sdk import EvictionPolicy
 

@@ -25,9 +25,9 @@ from vllm_server import (
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
-#: Chunks of a prompt. The pool has 64, and a quarter of them is the budget of hints.
+#: Chunks of a prompt. The pool has 64 slots, a quarter of them for hints.
 CHUNKS = 10
-#: Chunks of one size fill the pool twice, and the device many times.
+#: The number of prompts in a flood, which fill the pool twice and the device many times.
 FLOOD = 13
 _ROUNDS = 4
 
@@ -47,7 +47,7 @@ class Server:
         return complete(self._port, self.model, prompt, **options)
 
     def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
-        """Ask; return the chunks that were not computed, and the hits in the pool and the tier."""
+        """Ask; return the number of cached chunks, and the hits in the pool and in the tier."""
         self.rest()
         before = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
         details = self.ask(prompt, hints)["usage"]["prompt_tokens_details"] or {}
@@ -58,7 +58,7 @@ class Server:
         return cached, in_pool, in_files
 
     def rest(self) -> None:
-        """Wait until the metrics tell of all work."""
+        """Wait until the metrics include all work so far."""
         lookups = self.count("hints", verb="resume_in", outcome="accepted")
         self.ask("word1", {"resume_in": 60}, max_tokens=1)
         wait_for(
@@ -66,7 +66,7 @@ class Server:
         )
 
     def flood(self) -> None:
-        """Push everything out of the device, and out of the pool what no hint keeps there."""
+        """Evict all chunks from the device, and all without a hint from the pool."""
         for _ in range(FLOOD):
             self._floods += 1
             self.ask(make_words(-self._floods, CHUNKS * BLOCK_TOKENS + 5), max_tokens=1)
@@ -91,7 +91,7 @@ class Server:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Let the engine make steps."""
+        """Keep the engine making steps during the block."""
         over = threading.Event()
 
         def serve() -> None:
@@ -203,7 +203,7 @@ def test_requests_with_bad_hints_are_answered(server: Server) -> None:
         assert answer["choices"][0]["finish_reason"] == "length"
     server.rest()
     assert server.receipts("unknown", "refused") == len(bad)
-    # The log has the first of each minute.
+    # The log shows only the first refusal of each minute.
     assert ": refused, 0 chunks: kvtier: write a table such as" in server.log()
 
 

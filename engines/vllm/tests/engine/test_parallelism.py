@@ -168,7 +168,7 @@ def test_workers_that_hold_the_same_bytes_store_them_once(
         two.store(KEYS)
     sizes = {path.stat().st_size for path in (tmp_path / "store").rglob("*.kv")}
     assert store.chunks() == len(KEYS)
-    # A tier's header is shorter than a copy.
+    # Each file has a single copy of the bytes, and a header that is shorter than a copy.
     assert CHUNK_BYTES["deepseek"] < max(sizes) < 2 * CHUNK_BYTES["deepseek"]
     with Replica(models, "deepseek", 4, given) as four:
         assert facts_of(four)["parallelism"] == "independent: replicated_layout"
@@ -209,7 +209,7 @@ def test_chunks_without_certification_are_never_shared(
 
 
 def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: Path) -> None:
-    """The reason why the flag alone does not take parallelism out of the namespace."""
+    """Show that chunks differ although the flag is set, so the namespace needs the parallelism."""
     whole = made_up_kv("llama")
     payloads = {}
     for canonical in (False, True):

@@ -1,4 +1,4 @@
-"""Dynamo's router believes a real engine's events: prefixes in files, gone ones, a restart."""
+"""Dynamo's router follows a real engine's events: stored and removed files, and a restart."""
 
 import asyncio
 import json
@@ -97,11 +97,11 @@ def test_a_router_finds_what_a_restarted_engine_has_in_files(
             engine.generate(prompts=[PROMPT])
             engine.settle()
             dynamo_router.await_blocks(0, CHUNKS)
-        # The router hears of files that no request of this engine has touched.
+        # The router learns of files that no request of this engine has touched.
         with start_engine(offloading):
             dynamo_router.await_blocks(0, CHUNKS)
             assert dynamo_router.choice() == 1
-            # Another process removes the chunks, and the engine makes no step.
+            # The chunks go while the engine is idle, so only its periodic scan can tell the router.
             tier("rm", url, "--all", "--yes")
             dynamo_router.await_blocks(0, 0)
     finally:
@@ -162,7 +162,7 @@ def test_dynamos_indexer_learns_what_engines_had_before_it_started() -> None:
         }
 
     try:
-        # What is in the host pool counts for the disk too.
+        # A chunk in the host pool counts as on disk too.
         awaited(blocks, {"1": (0, 2), "2": (1, 1)})
         engines[0].put(OffloadingEvent([second], "file", *disk, True))
         awaited(blocks, {"1": (0, 1), "2": (1, 1)})

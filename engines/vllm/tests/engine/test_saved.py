@@ -1,4 +1,4 @@
-"""``vllm serve``, its log and ``kvtier`` tell the savings of hits, also after a restart."""
+"""``vllm serve``, its log and ``kvtier`` report the savings of hits, also after a restart."""
 
 import re
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ def test_a_restarted_engine_that_only_serves_hits_knows_what_they_save(server: S
         stored = {"tier": "file"}
         wait_for(server.port, "kvtier_stored_chunks_total", len(PROMPTS) * CHUNKS, **stored)
         assert server.saved("tokens", "file") == 0
-        # vLLM may kill its engine, so the speed is not only written at the end.
+        # vLLM may kill its engine, so kvtier also writes the speed before the end.
         wait_until(lambda: "a chunk is computed in" in server.kvtier("events"), "it is written")
         chunk_s = metric(server.port, "kvtier_recompute_seconds")
     with server.running():

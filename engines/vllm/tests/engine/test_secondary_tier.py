@@ -180,7 +180,7 @@ def test_a_router_hears_what_the_store_has_whoever_changes_it(
     subprocess.run(["rm", gone], check=True)
     router.await_blocks(present())
     tier.shutdown()
-    # The next engine tells what the store has before anybody asks it.
+    # The next engine announces the store's chunks before its first request.
     make_tier(url=url, **entry)
     late = Router(*endpoints)
     for one in (router, late):

@@ -1,4 +1,4 @@
-"""Releases of vLLM without the names by which kvtier learns why answers end."""
+"""Releases of vLLM without the internals from which kvtier learns why answers end."""
 
 import sys
 import warnings
@@ -16,7 +16,7 @@ MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler"
 
 
 class Connector:
-    """A connector's scheduler, which says that a request has ended."""
+    """A connector's scheduler, which reports the end of a request."""
 
     def __init__(self) -> None:
         self.stops: list[tuple[str, str]] = []

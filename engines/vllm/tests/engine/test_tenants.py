@@ -1,4 +1,4 @@
-"""Two ``vllm serve`` keep the chunks of two tenants, and forget one of them."""
+"""Two ``vllm serve`` store the chunks of two tenants, and then one tenant is deleted."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class Fleet:
         self._body: str = body
 
     def ask(self, engine: int, tenant: str, prompt: str) -> int:
-        """Ask as the page says; return the chunks that were not computed."""
+        """Ask as the page shows; return the number of chunks that were not computed."""
         options = json.loads(self._body.replace("acme", tenant))
         answer = complete(
             self.ports[engine], str(self.folder / "model"), prompt, max_tokens=1, **options
@@ -54,7 +54,7 @@ class Fleet:
         return metric(self.ports[engine], "kvtier_stored_chunks_total", tier=tier)
 
     def explained(self, tenant: str, prompt: str) -> list[list[str]]:
-        """Return the states of a prompt's chunks, by vLLM's tokens and by its tokenizer's."""
+        """Return the states of a prompt's chunks, from vLLM's tokens and from the tokenizer's."""
         model, tokens, text = (self.folder / of for of in ("model", "tokens.json", "prompt.txt"))
         text.write_text(prompt)
         body = {"model": str(model), "prompt": prompt}
@@ -78,7 +78,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Serve with the page's configuration, in other places and with a smaller pool."""
+    """Start two servers with the page's configuration, in ``tmp_path`` and with a smaller pool."""
     make_model(tmp_path / "model")
     name_vllm(tmp_path / "site")
     for tenant in ("acme", "globex"):
@@ -135,7 +135,7 @@ def test_a_forgotten_tenant_is_gone_everywhere(fleet: Fleet, tmp_path: Path) -> 
         assert fleet.ask(engine, "globex", prompt) == CHUNKS, "the other tenant's are still there"
     assert fleet.ask(0, "acme", prompt) == 0
 
-    # Without its keys, a copy that was made before cannot be read.
+    # Without the tenant's deleted keys, an earlier copy of its chunks cannot be read.
     keys = tmp_path / "new.keys"
     keys.touch(mode=0o600)
     keys.write_text(f"{secrets.token_hex(32)}\n")

@@ -1,7 +1,7 @@
 """The workers and the manager of one engine in this process, made by vLLM from its configuration.
 
 vLLM's own code decides the bytes: it describes the engine, maps each worker's pages to the
-canonical layout, and plans the copies. Only the device is missing, so memory copies stand in.
+canonical layout, and plans the copies. Only the device is missing: plain copies replace its own.
 """
 
 import ctypes
@@ -125,7 +125,7 @@ class Replica:
     ) -> None:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            # vLLM sets ``is_parallelism_agnostic`` under its first model runner, which CPUs have.
+            # vLLM sets ``is_parallelism_agnostic`` only with its first model runner, as on CPUs.
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
             config = _vllm_config(folder / model, tp, pp)
             config.cache_config.kv_cache_layout = layout
@@ -184,7 +184,7 @@ class Replica:
         ]
 
     def store(self, keys: list[bytes]) -> None:
-        """Store the first blocks of the device down to the tiers."""
+        """Store the device's first blocks, and wait until the tiers have them."""
         context = self._request("stores")
         output = self.manager.prepare_store(keys, context)
         assert output is not None

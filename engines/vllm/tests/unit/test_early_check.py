@@ -1,4 +1,4 @@
-"""Checks before vLLM starts a worker. ``tests/integration/messages.txt`` lists full messages."""
+"""The checks before vLLM starts a worker; ``tests/integration/messages.txt`` has all messages."""
 
 import os
 import socket
