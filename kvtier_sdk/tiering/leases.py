@@ -35,7 +35,7 @@ class Leases:
     longer, or if its owner is the same.
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int = 0) -> None:
         self.budget = budget
         self.held: dict[OffloadKey, Lease] = {}
         # The end of each chunk's lease, by tenant.

@@ -44,7 +44,6 @@ class PrimaryTier:
         slot_count: int,
         chunk_bytes: int,
         policy: EvictionPolicy,
-        lease_budget: int = 0,
         *,
         events: bool = False,
         announce: Callable[[OffloadingEvent], None] | None = None,
@@ -61,7 +60,7 @@ class PrimaryTier:
         self.stats.capacity_bytes = slot_count * chunk_bytes
         self._free = self.slots[::-1]
         self._policy = policy
-        self.leases = Leases(lease_budget)
+        self.leases = Leases()
         of = PRIMARY, Medium.CPU, Locality.LOCAL
         self.announce = announce
         self.events = EventLog(*of, is_enabled=events, announce=announce)

@@ -461,9 +461,10 @@ def a_longer_retained_range_replaces_a_pin(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug("leases stay within their budget")
-@around(Leases, "__init__")
-def the_budget_is_off_by_one(original: Any, self: Leases, budget: int) -> None:
-    original(self, budget + 1)
+@around(TieringManager, "limit_hints")
+def the_budget_is_off_by_one(original: Any, self: Any, share: float, duration_s: float) -> None:
+    original(self, share, duration_s)
+    self._primary.leases.budget += 1
 
 
 @bug("leases stay within their budget")

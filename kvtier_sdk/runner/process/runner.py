@@ -7,9 +7,9 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.config.tier_spec import TierSpec
@@ -100,6 +100,8 @@ class ProcessRunner(LoopRunner):
         # The process that accepts jobs, or ``None``. Only the supervisor thread changes this
         # attribute.
         self._child: ChildProcess | None = None
+        # The options that the process was started with, or was sent last.
+        self._sent: Mapping[str, Any] = {}
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
 
@@ -275,6 +277,7 @@ class ProcessRunner(LoopRunner):
         with ExitStack() as opened:
             pool_fd = copy_fd(self._pool.fd)
             opened.callback(os.close, pool_fd)
+            self._sent = self._live_options()
             bootstrap = write_bootstrap(spec, self._namespace, self._pool.layout, pool_fd)
             child = ChildProcess(
                 spec.name, self._clock, self._log, secrets_of(spec.config), self._announce
@@ -362,9 +365,13 @@ class ProcessRunner(LoopRunner):
         self._notify_engine()
 
     def _send_options(self) -> None:
-        if self._child is not None:
-            values = self._spec.live_values(secrets=True)
-            self._child.change({option: now for option, (_, now) in values.items()})
+        if self._child is not None and (options := self._live_options()) != self._sent:
+            self._sent = options
+            self._child.change(options)
+
+    def _live_options(self) -> Mapping[str, Any]:
+        values = self._spec.live_values(secrets=True)
+        return {option: now for option, (_, now) in values.items()}
 
     def _suspect(self) -> None:
         if self._child is not None:
