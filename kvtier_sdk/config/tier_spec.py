@@ -159,7 +159,7 @@ class TierSpec:
         return replace(self, config=config, runner=runner)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Take over the live options of ``changed``; map what differs to both values."""
+        """Copy the live options of ``changed``; map each option that differs to both values."""
         return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
 
     def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:

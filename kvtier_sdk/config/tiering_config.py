@@ -145,7 +145,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
         return given | ({"tiers": tiers} if tiers else {})
 
     def for_rank(self, rank: int) -> Self:
-        """Return a copy for the data-parallel replica ``rank``, which has a port of its own."""
+        """Return a copy for the data-parallel replica ``rank``, with a separate port."""
         port = self.metrics_port
         return self if port is None else self.model_copy(update={"metrics_port": port + rank})
 
@@ -192,12 +192,12 @@ class TieringConfig(ServiceOptions, PoolOptions):
 
 def own_directory() -> Path:
     """Return the directory in which a user's engines and commands meet by default."""
-    # Not XDG_RUNTIME_DIR, which a service lacks and which goes when its user logs out.
+    # Avoid XDG_RUNTIME_DIR: a service lacks it, and it is removed when the user logs out.
     return Path(f"/tmp/kvtier-{os.geteuid()}")
 
 
 def place_of_socket(option: str) -> Path:
-    """Return the path that ``admin_socket`` means, wherever the process goes later."""
+    """Return the absolute path of ``admin_socket``, which a later ``chdir`` does not affect."""
     return own_directory() if option == "auto" else Path(option).absolute()
 
 

@@ -1,4 +1,4 @@
-"""A reader of configuration files. A file's suffix says whether it is TOML, JSON or YAML."""
+"""Reads configuration files in TOML, JSON or YAML; the file's suffix selects the format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a table; raise for a repeated name, which the JSON and YAML parsers would accept."""
+    """Build a table from pairs; raise if a name is repeated, because the parsers accept that."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

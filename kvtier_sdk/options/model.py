@@ -146,12 +146,12 @@ class StrictModel(BaseModel):
         return validate_options(type(self), given | dict(changes), place, also_known)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Take over the live options of ``changed``; map what differs to both values."""
+        """Copy the live options of ``changed``; map each option that differs to both values."""
         values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
         changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
         self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
         self.__dict__.update({name: now for name, (_, now) in changes.items()})
-        # A process that is started later gets the options that are set.
+        # Record the options as set, so that a process started later gets them.
         self.model_fields_set.update(changes)
         return changes
 
@@ -291,7 +291,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # A rule about several options knows their names but not their path, so add the path here.
+    # A rule about several options names them without their path, so add the path here.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

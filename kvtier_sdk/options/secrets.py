@@ -36,7 +36,7 @@ _IN_URL = (
 
 
 def secret_among(names: Iterable[str]) -> set[str]:
-    """Return the names of secrets: ``auth_token`` is such a name, ``password_file`` is not."""
+    """Return the ``names`` of secrets, such as ``auth_token``, but not ``password_file``."""
     return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
 
 
@@ -79,7 +79,7 @@ class Secrets:
 
 
 def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Match each secret in three forms: plain, quoted by ``repr``, and encoded for a URL."""
+    """Return a pattern for three forms of each secret: plain, quoted by ``repr``, URL-encoded."""
     forms = {
         form
         for value in values

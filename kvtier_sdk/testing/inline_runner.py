@@ -45,7 +45,7 @@ class InlineRunner:
         return list(self._reports)
 
     def suspect(self) -> None:
-        """Do nothing: a tier that blocks its loop also blocks the caller, who cannot call this."""
+        """Do nothing, because a tier that blocks its loop also blocks the caller."""
 
     def options_changed(self) -> None:
         """Tell the loop that live options have changed."""

@@ -34,7 +34,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Reserve pages. They are free again once their last view is freed."""
+        """Reserve pages until their last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -59,7 +59,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """A receiver of the digests that a tier brings. It compares each with the payload's digest."""
+    """A receiver that compares each digest from the tier with the payload's digest."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes

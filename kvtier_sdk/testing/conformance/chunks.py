@@ -116,7 +116,7 @@ async def check_objects_of_any_length(subject: TierSubject) -> None:
 
 
 def _check_arrival(probe: Probe, found: bytes, stored: list[bytes]) -> None:
-    """Require one of the ``stored`` objects, because another check tells whether it is the last."""
+    """Require any of the ``stored`` objects; another check requires the last one."""
     *earlier, last = stored
     if found not in stored and found.startswith(last):
         if any(found == last + longer[len(last) :] for longer in earlier):

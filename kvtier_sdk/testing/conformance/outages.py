@@ -199,7 +199,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
 
 
 class _Mover:
-    """A worker that stores and loads one chunk in turn, until ``goes_on`` is false."""
+    """A worker that alternately stores and loads a chunk until ``goes_on`` is false."""
 
     def __init__(self, probe: Probe, key: OffloadKey) -> None:
         self.calls = 0

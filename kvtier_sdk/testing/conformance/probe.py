@@ -168,7 +168,7 @@ class Probe:
         """Store a ``version`` of the chunks ``keys``, and return the keys that the tier accepted.
 
         The objects have ``object_lengths``, or full length; ``replace`` is as in :meth:`empty`. It
-        is a breach if a store fails but for lack of room, or if an empty tier has none at all.
+        is a breach if a store fails for any reason but lack of room, or if an empty tier is full.
         """
         batch = [
             self.full(key, version, object_bytes=length, replace=replace)
@@ -184,7 +184,7 @@ class Probe:
         return kept
 
     async def put_one(self) -> OffloadKey:
-        """Store a chunk under a new key, and return the key; end the check without room."""
+        """Store a chunk under a new key, and return the key; end the check if the tier is full."""
         for key in await self.put(self.subject.new_keys(1)):
             return key
         raise NoRoom
