@@ -213,7 +213,7 @@ def _deleted_at_the_end(tier: BlockingTier, keys: Sequence[OffloadKey]) -> Itera
 
 
 def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
-    # A store that ended after the deletion would leave its chunks.
+    # Wait, because a store that ends after the deletion would leave its chunks behind.
     tier.wait(lambda: not tier.client.jobs.running, _SETTLE_S)
     for page in pages(keys):
         _check(tier, tier.result_of(tier.client.delete(page)))
@@ -222,7 +222,7 @@ def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
 def _move(
     tier: BlockingTier, operation: Operation, keys: Sequence[OffloadKey], of: Figures, at_once: int
 ) -> None:
-    """Store or load chunks in jobs, ``at_once`` at a time, each in slots of its own."""
+    """Store or load chunks in jobs, ``at_once`` at a time, each in separate slots."""
     clock, client = SystemClock(), tier.client
     give = client.store if operation is _STORE else client.load
     waiting = pages(keys, of.batch)
@@ -264,7 +264,7 @@ def _cpu_s() -> float:
     """Return the CPU seconds of this process and of its tiers' processes."""
     pids = [os.getpid()]
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has ended, or this kernel does not tell
+        with suppress(OSError):  # the thread has ended, or this kernel does not report it
             pids += map(int, (task / "children").read_text().split())
     total_s = 0.0
     for pid in pids:

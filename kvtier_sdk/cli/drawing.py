@@ -38,7 +38,7 @@ class Chart:
 
 
 def document(title: str, body: str) -> str:
-    """Return a page that loads nothing; ``body`` is HTML."""
+    """Return an HTML page around ``body`` that loads no other files."""
     words = {"TITLE": escape(title), "BODY": body}
     return re.sub("@([A-Z]+)@", lambda found: words[found[1]], _template())
 

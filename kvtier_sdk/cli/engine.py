@@ -51,7 +51,7 @@ _Tenant = Annotated[
 
 
 def socket_at(path: Path) -> Path:
-    """Return the socket that is meant; in a directory, that of the one engine."""
+    """Return the socket at a path; for a directory, return the socket of its only engine."""
     found = [one for one in sorted(path.glob("kvtier-*.sock")) if _is_served(one)]
     if len(found) > 1:
         raise ConfigError(f"several engines run; name one of {', '.join(map(str, found))}")

@@ -200,7 +200,7 @@ class _Check:
         try:
             self._tier.client.open()
         except TierTimeoutError:
-            # An earlier error is the tier's own, of a shorter time limit.
+            # The tier raises an earlier error itself, after a shorter time limit.
             if self._clock.now_s() < end_s:
                 raise
             message = f"it did not open within {self._timeout_s:g} s"

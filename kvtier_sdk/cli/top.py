@@ -159,7 +159,7 @@ def _used(tier: _Status, pool: _Status) -> str:
 
 
 def _notes(now: _Status) -> Iterator[str]:
-    """Yield what hits have saved, what is known of each tier's disk, and the last errors."""
+    """Yield notes on the savings by hits, each tier's disk, and the last errors."""
     tiers = [now["host"], *now["tiers"]]
     tokens = {tier["name"]: sum(tier["saved_tokens"].values()) for tier in tiers}
     if whole := sum(tokens.values()):

@@ -36,7 +36,7 @@ _IN_URL = (
 
 
 def secret_among(names: Iterable[str]) -> set[str]:
-    """Return the ``names`` of secrets, such as ``auth_token``, but not ``password_file``."""
+    """Select the names of secrets: ``auth_token`` is such a name, ``password_file`` is not."""
     return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
 
 

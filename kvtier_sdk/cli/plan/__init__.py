@@ -1,1 +1,1 @@
-"""Forecasts what pools and tiers of many sizes would hit and cost, from a trace."""
+"""Forecasts the hits and costs of pools and tiers of many sizes from a trace."""

@@ -62,7 +62,7 @@ class TierPrices(StrictModel):
         )
 
     def url_of(self, capacity_bytes: int, *, compresses: bool = False) -> str:
-        """Return the URL of a tier of this capacity; a store such as Redis has its own limit."""
+        """Return the URL of a tier of this capacity; a store such as Redis sets its own."""
         url, given, options = self.url, TierSpec.from_url(self.url), []
         if isinstance(given.config, BoundedTierConfig):
             options.append(f"capacity={capacity_bytes}")
@@ -84,7 +84,7 @@ class Prices(StrictModel):
 
 
 class Work(NamedTuple):
-    """The requests of a span of time, and how long an engine computes one of their chunks."""
+    """The requests in a span of time, and the time that an engine needs to compute a chunk."""
 
     requests: int
     start_s: float
@@ -104,7 +104,7 @@ class Work(NamedTuple):
         return cls(requests, start_s, span_s, *figures)
 
     def held(self, chunks: int) -> int:
-        """Return how many chunks a tier holds in the place of so many that are not compressed."""
+        """Return the number of chunks that fit, compressed, in the space of ``chunks`` raw ones."""
         return int(self.compression_ratio * chunks)
 
 
@@ -147,7 +147,7 @@ def read_prices(path: Path | None) -> Prices:
 def priced(
     prices: Prices, work: Work, flow: Flow, pool_chunks: int, tier: TierPrices | None, chunks: int
 ) -> Option:
-    """Return what a pool costs and brings, with ``chunks`` in a tier behind it."""
+    """Return the costs and benefits of a pool with a tier of ``chunks`` behind it."""
     days, size = work.span_s / _DAY_S, work.chunk_bytes
     computed = flow.asked - flow.pool_hits - flow.tier_hits
     work_s, stored_bytes = computed * work.recompute_s, size / work.compression_ratio

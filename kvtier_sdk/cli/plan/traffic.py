@@ -1,4 +1,4 @@
-"""Counts what a workload hits in pools and tiers of any size, and forecasts what follows."""
+"""Counts a workload's hits in pools and tiers of any size, and forecasts later hits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LRU = "lru"
 _HASHES = 2**32
 # Simulate a policy with at most this many chunks; use only some keys of a longer workload.
 MOST_PLAYED = 2**17
-# The most that one reuse counts for in a forecast, so that no single old chunk decides.
+# Limit of one reuse's weight in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
 # The share of a window whose uses do not count in a forecast, since traffic starts up there.
 _BEGIN = 0.3
@@ -34,7 +34,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Window(NamedTuple):
-    """A span of a workload's time: what happens in it, or a forecast of the same span after it."""
+    """A span of a workload's time, or a forecast of the span of equal length that follows."""
 
     start_s: float = -math.inf
     end_s: float = math.inf
@@ -44,7 +44,7 @@ class Window(NamedTuple):
 class Flow(NamedTuple):
     """Numbers of chunks in a span of time; those of a forecast are expected values.
 
-    A hit is a chunk that is there with all chunks before it in its request. ``stored`` are the
+    A hit is a present chunk whose request's earlier chunks are all present. ``stored`` are the
     chunks that the tier gets.
     """
 
@@ -80,7 +80,7 @@ class Traffic:
         self._residents = cache(self._find_residents)
 
     def flow(self, policy: str, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
-        """Count chunks for a pool, and a tier of ``tier_chunks`` behind it; 0 stands for no tier.
+        """Count hits and stores for a pool backed by a tier of ``tier_chunks``; 0 means no tier.
 
         The tier gets every chunk, and evicts the least recently used.
         """
@@ -100,7 +100,7 @@ class Traffic:
         )
 
     def _weights(self, window: Window) -> tuple[_Floats, _Floats]:
-        """Return how often each use counts as a use, and how often as a reuse."""
+        """Return each use's weight as a use, and its weight as a reuse."""
         length_s = window.end_s - window.start_s
         start_s = window.start_s + (length_s * _BEGIN if window.is_forecast else 0.0)
         uses = ((self._at_s >= start_s) & (self._at_s < window.end_s)).astype(np.float64)

@@ -22,7 +22,7 @@ _TELLING = ("engine", "model")
 
 
 def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "replay") -> None:
-    """Raise :class:`ReplayError` if a tier could evict chunks that are not of these tools.
+    """Raise :class:`ReplayError` if a tier could evict chunks that other programs stored.
 
     A tier that cannot list its namespaces is not checked.
     """

@@ -58,7 +58,7 @@ def charts(report: ReplayReport) -> list[Chart]:
 
 
 def waits(report: ReplayReport) -> list[Series]:
-    """Return the requests' waits, sorted, and grouped by the last tier that served the request."""
+    """Return the requests' sorted waits, grouped by the last tier that served each request."""
     *found, computed = sources(report)
     kinds = [("nothing found", computed.color), ("host pool only", "host")]
     kinds += [(f"from {of.name} too", of.color) for of in found[1:]]

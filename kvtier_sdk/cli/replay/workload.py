@@ -128,7 +128,7 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
 
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
-    """Return the workload with the time until each session's next request."""
+    """Return a workload in which each request gives the time until its session's next request."""
     # Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
     # deviation ``error``. After a session's last request the time is infinite.
     if not all(request.session for request in workload):

@@ -168,7 +168,7 @@ class Probe:
         """Store a ``version`` of the chunks ``keys``, and return the keys that the tier accepted.
 
         The objects have ``object_lengths``, or full length; ``replace`` is as in :meth:`empty`. It
-        is a breach if a store fails for any reason but lack of room, or if an empty tier is full.
+        is a breach if a store fails for any reason but lack of room, or if an empty tier has none.
         """
         batch = [
             self.full(key, version, object_bytes=length, replace=replace)
