@@ -26,7 +26,7 @@ _BATCH_EVENTS = 512
 #: What is kept for a router that has missed some.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
-#: The most batches that wait for a router to read them: new ones, and those of an answer.
+#: The most batches queued for a router that reads slowly: new batches, and a replay's batches.
 _MOST_UNREAD = 1000
 _MOST_UNREAD_ANSWERS = 16
 #: An answer is given up if the router reads none of its batches for this long.

@@ -60,7 +60,7 @@ class HistogramValue(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One ``value`` of a ``metric``, with a value for each of the metric's ``labels``."""
+    """The ``value`` of a ``metric`` for one combination of its ``labels``."""
 
     metric: Metric
     labels: tuple[str, ...]

@@ -151,13 +151,13 @@ class Transfer:
         os.close(fd)
 
     An object may be shorter than the buffers of a load, because the SDK may compress chunks. So a
-    tier whose :attr:`SecondaryTierManager.fixed_length` is false says how long a loaded object is:
-    :meth:`received` after it filled the buffers, or :meth:`fill` in their place.
+    tier whose :attr:`SecondaryTierManager.fixed_length` is false reports the object's length: it
+    fills the buffers and calls :meth:`received`, or passes the whole object to :meth:`fill`.
 
-    Both views belong to the SDK. A backend may use them until its ``store`` or ``load`` call ends,
-    by returning, by raising or by a cancellation.
+    The SDK owns ``header`` and ``payload``. A backend may use them until its ``store`` or ``load``
+    call returns, raises or is cancelled.
 
-    Computing the payload's digest costs least in the thread that moves the bytes. For a store, the
+    The payload's digest costs least in the thread that moves the bytes. For a store, the
     thread that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the
     SDK computes the digest on the event loop, unless a thread of the tier called :meth:`verify`.
 
@@ -165,8 +165,8 @@ class Transfer:
         key: the name of the chunk.
         request: the request that caused the transfer.
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
-            of the tier's ``alignment``: for a load ``context.payload_bytes``, for a store that or
-            less.
+            of the tier's ``alignment``: ``context.payload_bytes`` for a load, and at most as many
+            for a store.
         arrived: for a load, the part of ``payload`` that the loaded object fills; for a store, all.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged, so overwrite it without asking whether it exists.

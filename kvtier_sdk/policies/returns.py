@@ -29,7 +29,7 @@ _GHOSTS = 6
 # Returns that are assumed in each bucket, as long as nothing is known. They are few, so that chunks
 # older than any return leave first.
 _ASSUMED = 0.1
-# A turn's pace is the logarithm of the wait before it, in steps of 4, up to 17 minutes; or unknown.
+# A turn's pace is log4 of the wait before it in seconds, at most _SLOWEST (17 minutes), or unknown.
 _UNKNOWN, _SLOWEST = -1, 5
 # The rates of a pace count this many turns of all paces too. So a pace that tells nothing hardly
 # costs hits.
@@ -53,17 +53,17 @@ _MOST_BEHIND = 16
 class ReturnsPolicy(EvictionPolicy):
     """A policy that evicts the chunks with the fewest returns per second of further waiting.
 
-    The chunks that a request was the last to use are a turn. Later, another request uses most of
-    them again, such as the next turn of the conversation, or none does. The policy learns how often
-    turns of each age return, for each ``stop`` with which turns end. The worth of a chunk is the
-    highest rate of returns that further waiting promises, over all times to wait: the index of
-    J. C. Gittins, "Bandit processes and dynamic allocation indices", 1979.
+    The chunks that were last used by the same request form a turn. Either a later request reuses
+    most of them, as the next turn of a conversation does, or none does. The policy learns how often
+    turns of each age are reused, for each ``stop`` with which turns end. A chunk is worth the
+    highest rate of reuse that any further wait promises: the index of J. C. Gittins, "Bandit
+    processes and dynamic allocation indices", 1979.
 
-    A conversation that came back soon does so again. So each ``stop`` has rates for each length of
-    the wait before the turn, if the turn has used all of an earlier turn's end.
+    Conversations that came back quickly tend to do so again. So each ``stop`` has rates for each
+    length of the wait before the turn, if the turn has used all of an earlier turn's end.
 
-    Some workloads return by the number of a chunk's uses rather than by age. So each class of uses
-    has rates of its own.
+    Some workloads depend on the number of a chunk's uses rather than on its age. So each class of
+    uses has rates of its own.
 
     Requests that name the time of the next turn (``resume_in_s``) have rates of their own for each
     octave of the time, so the policy learns how reliable the named times are.
@@ -78,7 +78,7 @@ class ReturnsPolicy(EvictionPolicy):
         # The group of each chunk in the pool, and of each remembered chunk.
         self._groups: dict[OffloadKey, _Group] = {}
         self._ghosts: dict[OffloadKey, _Group] = {}
-        # Groups of which all chunks are evicted, the oldest first.
+        # Groups whose chunks have all been evicted, the oldest first.
         self._evicted: deque[_Group] = deque()
         # The turns of the running requests.
         self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)
@@ -492,7 +492,7 @@ class _Rates:
             returns, waited = self._returns[bucket], self._waited[bucket]
             if self._base is None:
                 rate = (returns + assumed) / (waited + width)
-                # Chunks that return often at one age hardly stop at the next.
+                # A rate seldom drops to nothing at the next age, so carry half of it over.
                 assumed = (_ASSUMED + rate * width) / 2
             else:
                 known = _TRUST * width

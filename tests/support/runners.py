@@ -59,7 +59,7 @@ _PATIENCE_S = 30.0
 
 
 class ExpiredError(TierAuthError):
-    """A backend's error class, whose constructor takes other arguments than a message."""
+    """A backend's error class whose constructor does not take a message."""
 
     def __init__(self, account: str, days: int) -> None:
         super().__init__(f"the key of {account} expired {days} days ago", retryable=False)

@@ -28,7 +28,7 @@ class Budget:
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
-        """Set the latest plausible time of use. A later time counts as 0, the oldest time."""
+        """Set the latest plausible time of use. A chunk with a later time counts as the oldest."""
         self._most_ns = most_ns
         if self.latest_ns > most_ns:  # the clock was set back after a use was recorded
             self.latest_ns = 0

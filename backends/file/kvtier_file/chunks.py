@@ -36,7 +36,7 @@ SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the count in a time's last digits; 0 if they are not a count."""
+    """Return the number of earlier uses in a time's last digits; 0 if they encode none."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 

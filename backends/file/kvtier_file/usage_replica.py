@@ -17,7 +17,7 @@ _COMPACTION_GROWTH = 8
 
 
 class UsageReplica:
-    """A budget that follows the changes of all processes. Use it only under the shared lock."""
+    """This process's copy of the shared budget. Use it only while holding the shared lock."""
 
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)

@@ -140,7 +140,7 @@ def client_error(error: Exception) -> TierError:
 
 
 def _plain(text: str) -> str:
-    """Return a message of redis-py in other words, with advice if possible."""
+    """Reword a message of redis-py, with advice if there is any."""
     unreachable = _UNREACHABLE.match(text)
     if unreachable is not None:
         address, reason = unreachable.groups()

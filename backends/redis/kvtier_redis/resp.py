@@ -37,7 +37,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply. ``text`` is the reply's line without the type character."""
+    """A Redis reply: its kind, and its first line without the type character."""
 
     kind: Kind
     text: str = ""

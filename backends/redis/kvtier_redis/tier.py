@@ -346,7 +346,7 @@ def _error(outcome: Reply | TierError | None) -> TierError | None:
 
 
 def _not_loaded(outcome: Reply | TierError | None, transfer: Transfer) -> TierError | None:
-    """Return the error of a load; ``None`` if the chunk was loaded."""
+    """Return the error that made a load fail; ``None`` if the chunk was loaded."""
     if not isinstance(outcome, Reply):
         return outcome
     if outcome.kind is Kind.ABSENT:

@@ -132,7 +132,7 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Subtract a pause from the requests' waits, because the engine caused the pause."""
+        """Exclude a pause that the engine itself caused from the requests' waits."""
         for request in self.requests:
             request.waits_since_s += duration_s
 

@@ -14,7 +14,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: Tokens of each chunk, as far as hints are concerned.
 TOKENS: Final = 16
-#: How long leases last: less than a simulation, about half of it, or longer.
+#: Durations of leases: a small part of a simulation, about half of it, and longer than it.
 _DURATIONS_S = (0.05, 0.5, 100.0)
 
 

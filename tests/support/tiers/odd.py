@@ -165,7 +165,7 @@ class Impatient(OddTier):
 
 
 class Forgetful(OddTier):
-    """Has room for eight chunks, and evicts the oldest chunk for a new chunk."""
+    """Holds eight chunks, and evicts the oldest to make room for a new one."""
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         super().put(key, stored)
