@@ -65,7 +65,7 @@ class NoteSegments:
         self._room_bytes = self._memory.chunk_bytes - _LENGTH.size - _RECORD_BYTES
 
     def add(self, notes: Mapping[OffloadKey, bytes]) -> None:
-        """Add the notes of stored chunks, which other engines need in a new segment."""
+        """Queue the notes of stored chunks for the next segment, where other engines find them."""
         fitting = {k: n for k, n in notes.items() if n and _size(k, n) <= self._room_bytes}
         self._pending.update(fitting)
         self._has_news |= bool(fitting)
