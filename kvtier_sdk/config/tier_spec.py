@@ -162,10 +162,9 @@ class TierSpec:
         """Copy the live options of ``changed``; map each option that differs to both values."""
         return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
 
-    def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:
-        """Map live options to configured and current values; ``secrets`` as :meth:`to_dict`."""
-        config = self.config.live_values(secrets=secrets)
-        return config | self.runner.live_values(secrets=secrets)
+    def live_values(self) -> dict[str, tuple[Any, Any]]:
+        """Map live options to configured and current values, as plain data."""
+        return self.config.live_values() | self.runner.live_values()
 
     def needed(self, required: bool = True) -> Self:
         """Return a copy in which the tier is ``required`` or not."""

@@ -155,11 +155,15 @@ class StrictModel(BaseModel):
         self.model_fields_set.update(changes)
         return changes
 
-    def live_values(self, *, secrets: bool = False) -> dict[str, tuple[Any, Any]]:
-        """Map live options to configured and current values; ``secrets`` as :meth:`to_dict`."""
+    def live_values(self) -> dict[str, tuple[Any, Any]]:
+        """Map live options to configured and current values, as plain data."""
+        names = self.live_options()
         both = self.model_copy(update=self._configured), self
-        configured, now = (model.to_dict(secrets=secrets, defaults=True) for model in both)
-        return {option: (configured[option], now[option]) for option in self.live_options()}
+        configured, now = (
+            {option: to_jsonable_python(getattr(model, name)) for option, name in names.items()}
+            for model in both
+        )
+        return {option: (configured[option], now[option]) for option in names}
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:

@@ -185,6 +185,8 @@ class ProcessRunner(LoopRunner):
         super().close(timeout_s)
         # Poll once more to close the dead process's channel, because the engine may not poll again.
         self._unpolled = list(self.poll())
+        if self._data is None and self._closed.is_set():
+            self._arrival.close()
 
     # --- on the engine's thread, or a thread that peeks -----------------------------------------
 
@@ -370,8 +372,7 @@ class ProcessRunner(LoopRunner):
             self._child.change(options)
 
     def _live_options(self) -> Mapping[str, Any]:
-        values = self._spec.live_values(secrets=True)
-        return {option: now for option, (_, now) in values.items()}
+        return {option: now for option, (_, now) in self._spec.live_values().items()}
 
     def _suspect(self) -> None:
         if self._child is not None:

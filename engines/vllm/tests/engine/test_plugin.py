@@ -66,7 +66,9 @@ def test_a_configuration_is_checked_once_and_only_here(monkeypatch: pytest.Monke
             kv_connector_extra_config={"spec_name": "kvtier"},
         ),
         model_config=SimpleNamespace(model="a-model"),
-        parallel_config=SimpleNamespace(data_parallel_backend="mp", data_parallel_size_local=1),
+        parallel_config=SimpleNamespace(
+            data_parallel_backend="mp", data_parallel_index=0, data_parallel_size_local=1
+        ),
     )
     monkeypatch.setattr(EngineArgs, "create_engine_config", lambda self: made)
     plugin.register()
