@@ -110,7 +110,7 @@ class CompressionGate:
     """A wrapper of a tier that times its calls, and decides whether to compress stores.
 
     The time per byte is estimated from loads, or from stores until there are enough loads. While
-    all calls have one length, latency cannot be told from transfer time, and is counted as such.
+    all calls have one length, latency cannot be told from transfer time, and counts as part of it.
     Compressed chunks have other lengths, and the gate keeps calls of each length. Concurrent calls
     share a link, so the time of each is divided by their number. Their chunks are also expanded
     concurrently, as far as cores are idle.
