@@ -126,7 +126,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 async def wait_within(
     clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]], *, first: bool = False
 ) -> bool:
-    """Wait until all tasks are done, or the ``first``; return false after ``delay_s`` seconds."""
+    """Wait for all tasks, or for one if ``first`` is true; return false after ``delay_s``."""
     until = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
     try:
         async with clock.timeout(delay_s):
@@ -158,7 +158,7 @@ class SystemClock(Clock):
 
 def _has_standard_streams() -> bool:
     """Return true if descriptors 0 to 2 are open."""
-    # If one is closed, uvloop may give its number to a descriptor; closing that aborts the process.
+    # A descriptor of uvloop may get a closed stream's number; closing it later aborts the process.
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

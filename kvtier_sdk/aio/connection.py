@@ -81,7 +81,7 @@ class Connection:
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # Whether the last send ended early, and whether a write to the socket has failed.
+        # True if the last send ended early, and true if a write to the socket has failed.
         self._is_cut_short = False
         self._is_refused = False
         self._is_watched = True
@@ -146,7 +146,7 @@ class Connection:
 
         If the server replies or hangs up before all bytes are sent, the call returns early. In that
         case, receive the reply, which may give the reason. The connection is not usable for another
-        request until the remaining bytes are sent. The result is what was not sent; usually none.
+        request until the remaining bytes are sent. Return the unsent rest, usually empty.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]
@@ -170,7 +170,7 @@ class Connection:
         """Receive at least one byte, and fill ``buffers`` in order; return their unfilled parts.
 
         One system call can fill several buffers. So if the lengths are known, a reply's head and
-        payload can be received together, each in its own buffer. Not all buffers may be empty.
+        payload can be received together, each in its own buffer. At least one must have room.
         """
         self._check()
         if self._unread:

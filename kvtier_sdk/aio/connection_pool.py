@@ -53,7 +53,7 @@ class ConnectionPool(Generic[C]):
 
     @asynccontextmanager
     async def borrow(self, *, for_store: bool = False) -> AsyncIterator[C]:
-        """Borrow a connection, waiting while all are lent, or for a store (``for_store``) half.
+        """Borrow a connection; wait while all are lent (``for_store``: while stores hold half).
 
         If the connection is still usable after the block, the pool keeps it for the next borrower.
         If the block raises or is cancelled, the pool closes the connection, because the next
@@ -68,8 +68,8 @@ class ConnectionPool(Generic[C]):
             except BaseException as error:
                 connection.close("its borrower failed")
                 if isinstance(error, TierUnavailableError):
-                    # The idle ones are older, so the server has probably lost them too. If they
-                    # stayed, each retry could fail with another of them.
+                    # Idle connections are older, so the server has probably lost them too. If they
+                    # stayed, each retry could fail with another idle connection.
                     self._close_idle("another connection was lost")
                 raise
             if self._is_closed:

@@ -1,8 +1,8 @@
 """Codes payloads of 16-bit and 8-bit floats exactly, in fewer bytes.
 
 The exponents of a KV cache carry 2.5 to 3 bits of information each; signs and mantissas look like
-random bits. So exponents are coded in layers of two bits, and the rest is stored as it is. Bytes
-that are no floats of this kind come back just as exactly, but do not become fewer.
+random bits. So exponents are coded in layers of two bits, and the rest is stored as it is. Other
+bytes are restored exactly too, but do not become fewer.
 
 A coded payload, little-endian::
 
@@ -18,10 +18,10 @@ A coded payload, little-endian::
 A coded block::
 
     rests: the sign and the mantissa of each element, the sign last
-        the first 8 bits of each rest, if it has as many; then planes of the next 4, 2 or 1 bits
+        the first 8 bits of each rest, if a rest has 8; then planes of the next 4, 2 or 1 bits
     head:  4 x 2  the number of rare exponents after each layer
-           4 x 3  the three symbols of each layer: the block's commonest exponents, in a sample
-    four layers of codes: of all exponents, then of the rare ones of the layer before
+           4 x 3  the three symbols of each layer: the commonest exponents in a sample of the block
+    four layers of codes: of all exponents, then of the rare exponents of the layer before
         a code has two bits: 0 to 2 for a symbol, 3 for a rare exponent; the last codes are padding
     the exponents that are rare in the last layer
 
@@ -29,21 +29,21 @@ In a plane of codes or bits, byte j of each 16 bytes has the codes of the elemen
 and so on, from its lowest bits to its highest.
 
 All lengths follow from the payload's length and the heads, so a layer has no length of its own. The
-table is at the end so that no block begins after its place in the payload: a payload is decoded in
-place, from the last block to the first.
+table is at the end, so no coded block begins after its place in the payload. So a payload can be
+decoded in place, from the last block to the first.
 
 A rounded block (:class:`Float8`) has 129 bytes for each unit instead::
 
     1    scale: the exponent of the binade that becomes 256 to 512, with the bias of float32
     128  float8_e4m3fn
 
-A scale is a power of two by which the unit's largest element becomes 256 to 448. It only shifts
-exponents, so each element is rounded once (to nearest, ties to even), zeros keep their sign, and
-what was rounded comes through again unchanged. A block with a NaN or an infinity stays as it is.
+A scale stands for the power of two that brings the unit's largest element to 256 to 448. Scaling
+only shifts exponents, so each element is rounded once (to nearest, ties to even), zeros keep their
+sign, and a second rounding changes nothing. A block with a NaN or an infinity is stored as it is.
 
 The scale is at least 19 for bfloat16, so a unit's elements below 2**-125 become 0 or 2**-125. It
-is at least 120 for float16, and then the smallest number in 8 bits is float16's own. In the largest
-binades, 254 and 142, an element beyond 448 becomes 448.
+is at least 120 for float16, where the smallest 8-bit number equals the smallest float16. At the
+largest scales, 254 and 142, a scaled element beyond 448 becomes 448.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Planes:
     """An exact coder of payloads with elements of a ``dtype``. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
-    # Each kind's number, by dtype as ``str`` or vLLM gives it ("torch.bfloat16", "fp8"): 16 bits
-    # with exponents of 8 and 5 bits, 8 bits with 4 and 5. Float8 has two more.
+    # Maps a dtype, as ``str`` or vLLM names it, to its kind. Elements of kinds 0 and 1 have 16
+    # bits, with exponents of 8 and 5 bits; elements of kinds 2 and 3 have 8 bits, with 4 and 5.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,
@@ -106,7 +106,7 @@ class Planes:
 
     @staticmethod
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
-        """Decode in place, whatever the kind. After a ChunkError it may hold anything."""
+        """Decode any kind in place. After a ChunkError, ``memory`` may hold anything."""
         if coder is None:
             # The chunk is not damaged, so an engine that cannot read it does not delete it.
             raise ChunkError(f"the chunk is compressed, and {_NO_CODER}")
@@ -117,7 +117,7 @@ class Planes:
 
 
 class Float8(Planes):
-    """A coder of payloads that loses bits: elements become float8_e4m3fn."""
+    """A lossy coder, which rounds a payload's elements to float8_e4m3fn."""
 
     FLOATS: ClassVar[str] = "bfloat16 and float16"
     KINDS: ClassVar[dict[str, int]] = {"bfloat16": 4, "float16": 5}

@@ -46,7 +46,7 @@ class PoolMemory(SlotMemory, Protocol):
 
 
 class TierRunner(Protocol):
-    """A runner of a tier's jobs. Only the engine's thread calls it, except where a method says so.
+    """A runner of a tier's jobs. Only the engine's thread calls it, unless a method says otherwise.
 
     The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
     tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
@@ -71,7 +71,7 @@ class TierRunner(Protocol):
         """Check whether the tier blocks its loop. The client calls this when a job is overdue."""
 
     def options_changed(self) -> None:
-        """Bring the tier's changed live options to where it runs. Any thread may call this."""
+        """Pass changed live options to the tier's loop. Any thread may call this."""
 
     def log_end(self, topic: str, message: str) -> bool:
         """Let the tier's loop log the end of an outage; return false if the loop cannot."""

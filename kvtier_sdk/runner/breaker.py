@@ -34,7 +34,7 @@ _JITTER = 0.1
 
 
 class Backoff:
-    """Pauses that double up to a limit. ``pause_s`` is the current one, without jitter."""
+    """Pauses that double up to a limit. ``pause_s`` is the current pause, without jitter."""
 
     def __init__(self, first_s: float, longest_s: float, rng: random.Random | None = None) -> None:
         self.pause_s = first_s

@@ -168,7 +168,7 @@ class TierCaller:
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
         """Make one call; raise every error of the tier as a :class:`TierError`."""
-        # ``open`` can raise a ConfigError too, and ``close`` raises what the tier raised.
+        # ``open`` can raise a ConfigError too, and ``close`` raises the tier's own error, masked.
         if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)

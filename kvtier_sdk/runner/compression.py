@@ -1,4 +1,4 @@
-"""Compresses chunks before a store, where that brings them back sooner, and expands them again."""
+"""Compresses chunks before a store if that speeds up loads, and expands them after a load."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from kvtier_sdk.types import Transfer
 
 T = TypeVar("T")
 
-#: The coder is tried with a chunk of each of the first stores, later of every 16th store.
+#: The coder is tried on a chunk of each of the first stores, and later of every 16th store.
 _FIRST_STORES, _STORES_PER_TRIAL = 16, 16
 _TRIALS = 9
-#: A tier's speed follows from at least this many of its calls.
+#: The fewest calls from which a tier's speed is estimated.
 _FEWEST_CALLS = 8
-#: The last calls of each length are kept. Lengths in a ratio below 2**(1/4) count as one, and so
-#: say nothing about latency; a compressed chunk's length and a plain one's are farther apart.
+#: The number of last calls to keep for each length. Lengths within a factor of 2**(1/4) count as
+#: equal, so they reveal no latency; plain and compressed chunks usually differ by more.
 _CALLS_OF_LENGTH = 16
 _LENGTHS_PER_OCTAVE = 4
 #: Compressing begins once it saves this many times its cost, and ends once it saves less than its
-#: cost. So the gate does not move with each trial if both are nearly equal.
+#: cost. So the gate does not move with each trial if saving and cost are nearly equal.
 _MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected effect of compressing one chunk: ``ratio`` is plain length by compressed."""
+    """The expected effect of compressing one chunk: ``ratio`` is plain by compressed length."""
 
     ratio: float
     sooner_s: float
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
 @dataclass(eq=False)
 class CoderTrials:
-    """Trials of a coder with real chunks, and what follows from the last of them."""
+    """The latest trials of a coder with real chunks, from which an :class:`Outlook` follows."""
 
     _coder: Planes
     _alignment: int
@@ -75,7 +75,7 @@ class CoderTrials:
     _trials: deque[Trial] = field(default_factory=lambda: deque(maxlen=_TRIALS))
 
     def try_out(self, plain: memoryview, scratch: memoryview) -> None:
-        """Measure the coder with a chunk. Any thread may call this."""
+        """Measure the coder on a chunk. Any thread may call this."""
         coded_bytes = self._coder.encode(plain, scratch, self._alignment)
         started_s = self._clock.now_s()
         if coded_bytes:
@@ -104,13 +104,13 @@ class _Call(NamedTuple):
 
 @dataclass(eq=False)
 class CompressionGate:
-    """A wrapper of a tier that times its calls, and compresses stores while loads gain by it.
+    """A wrapper of a tier that times its calls, and decides whether to compress stores.
 
-    How long a load takes for each of its bytes follows from the tier's loads; until there are
-    enough, from its stores. While all calls have one length, their latency counts as transfer. It
-    does no longer once some are compressed, and calls of other lengths are not forgotten. Calls
-    that run at once share a link, so the time of each is divided by their number. Their chunks are
-    expanded at once too, as far as cores are idle.
+    The time per byte is estimated from loads, or from stores until there are enough loads. While
+    all calls have one length, latency cannot be told from transfer time, and counts as part of it.
+    Compressed chunks have other lengths, and the gate keeps calls of each length. Concurrent calls
+    share a link, so the time of each is divided by their number. Their chunks are also expanded
+    concurrently, as far as cores are idle.
     """
 
     _tier: TierCaller | ChunkSealer
@@ -153,7 +153,7 @@ class CompressionGate:
         return first or self._stores_begun % _STORES_PER_TRIAL == 0
 
     def decide(self) -> None:
-        """Open or close the gate by what was measured."""
+        """Open or close the gate according to the measurements, once there are enough."""
         loads, stores = (
             [call for calls in of.values() for call in calls] for of in self._calls.values()
         )
@@ -169,7 +169,7 @@ class CompressionGate:
 
 
 def _byte_s(calls: Sequence[_Call]) -> float:
-    """Return the slope of the calls' durations by their lengths, without their latency."""
+    """Return the seconds per byte, without the calls' latency if their lengths differ enough."""
     lengths = [call.stored_bytes for call in calls]
     shares_s = [call.took_s / call.running for call in calls]
     if max(lengths) < min(lengths) * 2 ** (1 / _LENGTHS_PER_OCTAVE):
@@ -195,9 +195,9 @@ class Moved:
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
-    It compresses if it has a ``coder`` and ``scratch``, as the option ``compress`` says: with
-    ``auto`` only while the ``gate`` is open. It always expands, because other engines may compress
-    the chunks that they share with this one.
+    Compressing needs a ``coder`` and ``scratch``, and depends on the option ``compress``: ``auto``
+    compresses only while the ``gate`` is open. The compressor expands chunks in any case, because
+    other engines that share the chunks may have compressed them.
     """
 
     _chunk_bytes: int
@@ -210,14 +210,14 @@ class ChunkCompressor:
 
     @property
     def gate(self) -> CompressionGate | None:
-        """The gate, if it decides now."""
+        """The gate; ``None`` unless option ``compress`` is ``auto``."""
         return self._gate if self._options.compress == "auto" else None
 
     @asynccontextmanager
     async def compressing(
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers that store compressed chunks, or plain ones where that gains nothing."""
+        """Yield transfers that store each chunk compressed, or plain if that is better."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch
@@ -247,8 +247,8 @@ class ChunkCompressor:
         return sent
 
     async def expand(self, transfers: Sequence[Transfer], moved: Moved) -> list[ChunkError | None]:
-        """Expand the compressed ones of loaded and verified chunks in place."""
-        # Only a compressed payload is shorter; see ChunkHeader.check.
+        """Expand compressed chunks in place, after the transfers were loaded and verified."""
+        # A payload is shorter only if it is compressed; see ChunkHeader.check.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
         return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])
@@ -263,7 +263,7 @@ class ChunkCompressor:
         return None
 
     async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:
-        """Run the work in a thread, and add its duration to what the job ``moved``."""
+        """Run the work in a thread, and add its duration to ``moved.coding_s``."""
 
         def timed() -> tuple[T, float]:
             started_s = self._clock.now_s()

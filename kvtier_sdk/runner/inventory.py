@@ -1,4 +1,4 @@
-"""Knows which chunks are in a tier's store, and reports each change, whoever made it."""
+"""Lists the chunks in a tier's store, and announces changes made by any process."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
-#: Keys of one event at most, and the pause after each event of a scan, so that a scan of a
-#: million chunks leaves time to the tier's calls and to the engine.
+#: The most keys in one event, and the pause after each event of a scan. The pauses of a scan of a
+#: million chunks leave time for the tier's calls and for the engine.
 _EVENT_KEYS = 256
 _PAUSE_S = 0.01
 #: A scan gives way to the loop's other tasks after this many entries.
 _TURN_ENTRIES = 256
 #: Time limit for the last notes when a tier is closed.
 _LAST_NOTES_S = 2.0
-#: Scans take at most a tenth of the time.
+#: The rest after a scan, in multiples of its duration: scans take at most a tenth of the time.
 _REST = 9
 
 
 @dataclass(eq=False)
 class Inventory:
-    """The list of a tier's chunks, kept by the tier's own jobs and corrected by repeated scans.
+    """The list of a tier's chunks, updated by the tier's own jobs and corrected by repeated scans.
 
-    If nobody hears the events, nothing is kept. The first event of a loop makes void what an
-    earlier loop has told. A scan finds what other processes have stored and removed. Any thread may
-    call :meth:`removed`.
+    The list stays empty while nobody listens to the events. A loop's first event withdraws all that
+    an earlier loop announced. A scan finds the changes that other processes made in the store. Any
+    thread may call :meth:`removed`.
     """
 
     _call: TierCaller
@@ -44,12 +44,12 @@ class Inventory:
     _events: EventLog
     _may_scan: Callable[[], bool]
     _log: TierLog
-    #: Keeps the chunks' notes in the tier; ``None`` if chunks have none.
+    #: Keeps the chunks' notes in the tier; ``None`` if chunks have no notes.
     _segments: NoteSegments | None = None
-    # For each chunk, the number of the last scan that has met it or began before its own store.
+    # For each chunk, the number of the last scan that found it or that began before its store.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
-    # For each running store or scan, the chunks removed since its begin.
+    # For each running store or scan, the chunks removed since it began.
     _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)
     # The known chunks whose notes are missing.
     _bare: set[OffloadKey] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Inventory:
 
     @contextmanager
     def during(self) -> Iterator[set[OffloadKey]]:
-        """Yield a set that gets all chunks removed during a store or a scan."""
+        """Yield a set that collects the chunks removed during a store or a scan."""
         gone: set[OffloadKey] = set()
         with self._lock:
             self._gone[id(gone)] = gone
@@ -70,7 +70,7 @@ class Inventory:
     def moved(
         self, job: Job, errors: Mapping[int, TierError | None], gone: set[OffloadKey]
     ) -> None:
-        """Note what a store has stored, except the chunks ``gone``, and what a load has missed."""
+        """Add a store's chunks, except ``gone``; remove a load's missing and damaged chunks."""
         if job.operation is not Operation.STORE:
             self.removed(job.keys[i] for i, error in errors.items() if _is_gone(error))
         elif self._events.is_heard:
@@ -101,7 +101,7 @@ class Inventory:
             self.removed(part)
 
     async def watch(self) -> None:
-        """Scan the store again and again, if the tier can list its chunks."""
+        """Scan the store repeatedly, if the tier can list its chunks."""
         if not self._events.is_heard:
             return
         self._events.reset()
@@ -118,7 +118,7 @@ class Inventory:
             await self._clock.sleep(max(self._interval_s, rest_s))
 
     async def close(self) -> None:
-        """Write the last notes, or lose them if that fails."""
+        """Write the last notes. If the write fails, the notes are lost."""
         if self._segments is not None:
             with suppress(TierError, TimeoutError):
                 async with self._clock.timeout(_LAST_NOTES_S):
@@ -149,7 +149,7 @@ class Inventory:
                     self._add({key: found[key] for key in part if key not in gone})
                 await self._clock.sleep(_PAUSE_S)
         with self._lock:
-            # Children first, because some routers drop all that follows a removed block.
+            # Children first, because some routers drop all blocks after a removed block.
             unmet = [key for key, met in reversed(self._known.items()) if met < number]
         for part in _parts(unmet):
             self.removed([key for key in part if self._known.get(key, number) < number])
@@ -158,7 +158,7 @@ class Inventory:
             await self._segments.tidy(self._known)
 
     def _take(self, notes: Mapping[OffloadKey, bytes], found: dict[OffloadKey, bytes]) -> bool:
-        """Add a segment's notes to the chunks found, and the known chunks that had no note."""
+        """Add a segment's notes to ``found``; return false if some of their chunks are missing."""
         with self._lock:
             for key, note in notes.items():
                 if key in self._bare or found.get(key) == b"":

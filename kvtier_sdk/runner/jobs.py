@@ -116,9 +116,9 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         job_id: the job's id.
         verdicts: one per key, in the order of the keys. For a lookup, ``OK`` means present.
         moved_bytes: payload bytes of the loaded or stored chunks, before compression.
-        object_bytes: length of these chunks' objects: headers, and payloads compressed or not.
+        object_bytes: length of these chunks' objects as stored, with headers.
         compressed_chunks: number of these chunks that are stored compressed.
-        coding_s: time in which threads compressed chunks, or expanded them.
+        coding_s: time that threads spent on compressing or expanding chunks.
         duration_s: time from the job's arrival at the tier's loop to the job's conclusion.
         error: the text of the first error, for the log. An absent chunk is not an error.
         released: true if the job's I/O has ended too; otherwise a call of

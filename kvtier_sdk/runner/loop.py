@@ -59,7 +59,7 @@ T = TypeVar("T")
 #: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, cancelled calls get this time to end. Then probes and the store watch get it too.
+#: At close, cancelled calls get this time to end. Then probes and watches get the same time.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -149,7 +149,7 @@ class TierLoop:
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
         # Allocate twice the headers, because the next call starts while chunks are verified, and
-        # one for a segment of notes.
+        # one more for a segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -233,7 +233,7 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
-        # What goes on in the background of an open tier.
+        # Tasks that watch the store and its inventory while the tier is open.
         self._watches: list[asyncio.Task[None]] = []
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
@@ -244,7 +244,7 @@ class TierLoop:
             self._log.warning("option 'compress' has no effect: %s", self._no_coder)
 
     def _coder_for(self, namespace: Namespace) -> tuple[Planes | None, str | None]:
-        """Return the coder of stored chunks, or why they can only be stored plain."""
+        """Return the coder of stored chunks, or the reason why there is no coder."""
         dtype = str(namespace.facts.get("dtype", ""))
         make = Float8 if self.options.compress == "fp8" else Planes
         fault = None
@@ -645,7 +645,7 @@ class TierLoop:
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         """Report removed chunks except the probes' chunk. Any thread may call this."""
-        # Reports can carry plain bytes only. A key that is none raises here, in the backend's call.
+        # Convert the keys here, so that an invalid key raises in the backend's own call.
         removed = [bytes(memoryview(key)) for key in keys if key != CANARY_KEY]
         if removed:
             self._inventory.removed(removed)

@@ -23,9 +23,9 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offloa
 #: The KV-cache group of segments' keys. No model has so many groups.
 SEGMENT_GROUP = 0xFFFF_FFFE
 
-#: The length of a segment's notes, before the notes.
+#: The length in bytes of a segment's encoded notes, which follow it.
 _LENGTH = struct.Struct("<Q")
-#: Bytes that MessagePack takes for a key and its note, beside their own.
+#: Bytes that MessagePack adds to each key and its note.
 _RECORD_BYTES = 8
 _KEEPER = RequestContext("kvtier notes")
 #: Time limit for one segment's store or load.
@@ -36,28 +36,28 @@ _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 @dataclass(eq=False)
 class NoteSegments:
-    """The segments in a tier. A lost one costs announcements, and never makes a false one.
+    """The segments in a tier. Losing a segment loses announcements, but never causes false ones.
 
-    A segment is stored, sealed and found like a chunk. A part-filled one is replaced by a new one
-    with more notes, under another name, because other engines read a segment once or twice only.
-    A segment is kept while it is the newest with the note of some chunk in the store. Names begin
-    with the time, so all engines keep the same one.
+    A segment is stored, sealed and found like a chunk. Other engines read a segment only once or
+    twice, so a partly filled segment is not extended, but replaced under another name. Of all
+    segments with a chunk's note, the newest is kept while the store has the chunk. Names begin with
+    the time, so all engines keep the same segment.
     """
 
     _call: TierCaller
     _mover: ChunkMover
-    #: One slot, for the segment that is under way.
+    #: One slot, for the segment that is being stored or loaded.
     _memory: HostPool
     _clock: Clock
     _rng: random.Random
     _log: TierLog
-    # The notes that no full segment has yet. A dictionary's methods are safe in any thread.
+    # Notes that are not in a full segment yet. Any thread may call a dictionary's methods.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
-    # The chunks of each segment that was read or written; ``None`` if it cannot be read.
+    # The chunks of each segment that was read or written; ``None`` for an unreadable segment.
     _chunks: dict[OffloadKey, Sequence[OffloadKey] | None] = field(default_factory=dict)
-    # Segments that are to be read once more, because another engine may have written one before
-    # this one has met all its chunks.
+    # Segments to read a second time. Another engine may have written such a segment during a scan
+    # that did not find all of the segment's chunks.
     _again: set[OffloadKey] = field(default_factory=set)
     _part: OffloadKey | None = None
 
@@ -78,10 +78,10 @@ class NoteSegments:
     async def read(
         self, segments: Set[OffloadKey], take: Callable[[Mapping[OffloadKey, bytes]], bool]
     ) -> None:
-        """Pass the notes of the segments that a scan has met to ``take``.
+        """Pass the notes of the segments that a scan has found to ``take``.
 
-        ``take`` returns false if the store lacks some of the notes' chunks. A segment is read when
-        it is new, and again after the next scan if chunks lacked.
+        ``take`` returns false if the store lacks some of the notes' chunks. A new segment
+        is read once, and again after the next scan if chunks were missing.
         """
         self._chunks = {key: of for key, of in self._chunks.items() if key in segments}
         self._again &= segments
@@ -94,7 +94,7 @@ class NoteSegments:
             self._chunks[segment] = None if notes is None else list(notes)
 
     async def save(self) -> None:
-        """Write the notes that no segment has yet."""
+        """Write the pending notes to new segments, if notes were added."""
         while self._has_news:
             pending = self._pending.copy()
             sizes_bytes = accumulate(_size(key, note) for key, note in pending.items())
@@ -119,7 +119,7 @@ class NoteSegments:
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
-        """Delete segments that newer ones make useless, and keep the others from being evicted."""
+        """Delete segments that newer segments replace, and touch the others against eviction."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
         covered: set[OffloadKey] = set()

@@ -44,7 +44,7 @@ class TierOpening:
         """Make the first attempt; return true if the tier is open."""
         # After a failure, retry in the background. Raise the error instead if the tier is required,
         # or if the engine waits and the error is permanent.
-        # If an attempt blocks the loop past this time, the engine no longer waits for the opening.
+        # If the attempt blocks the loop past ``end_s``, the engine no longer waits for the opening.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:

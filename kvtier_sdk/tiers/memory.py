@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, size_bytes: int) -> None:
-        """Wait as long as a simulated network link takes to move a batch, one at a time."""
+        """Wait until a simulated link, which moves one batch at a time, has moved this batch."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             sent_s = max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes

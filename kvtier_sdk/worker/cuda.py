@@ -25,8 +25,8 @@ _log = logging.getLogger("kvtier.worker")
 #: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. With
 #: fewer, the link to the host could fall idle while a busy interpreter delays pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Approximate limit of the runs queued on a stream. A driver that was given 131,072 runs kept the
-#: caller waiting until the stream moved them. From how many on it does so is not known.
+#: Approximate limit of the runs queued on a stream. With 131,072 runs, a driver blocked the caller
+#: until the stream had moved them. The driver's threshold is not known.
 WINDOW_RUNS = 1024
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -185,7 +185,7 @@ class _Mark:
     """An event that a stream records after a piece.
 
     While the device's context is intact, a failed query is repeated, because the copy may still be
-    running. If the context was lost before the stream reached the mark, ``error`` says why.
+    running. If the context was lost before the stream reached the mark, ``error`` is the reason.
     """
 
     def __init__(self, device: CUDADevice, piece: _Piece) -> None:

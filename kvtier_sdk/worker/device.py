@@ -45,7 +45,7 @@ class Device(ABC):
 
     @abstractmethod
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        """Pin host memory until :meth:`close`, once before the first copy; else copies are slower.
+        """Pin host memory until :meth:`close`, to speed up copies. Call this once, before any copy.
 
         ``groups`` are the layouts of all groups, so that a device can prepare its copies.
         """
@@ -58,8 +58,8 @@ class Device(ABC):
 
         The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an
         expedited load overtakes other loads, even a load that has begun. The copy begins after the
-        event ``after``, or after all work queued on that stream so far. ``None`` is a ValueError on
-        a device that computes in the background.
+        event ``after``, or after all work queued on that stream so far. A device that
+        computes in the background raises ValueError if ``after`` is ``None``.
         """
 
     @abstractmethod

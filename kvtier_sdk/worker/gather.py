@@ -111,7 +111,7 @@ class _Staging:
 
 
 class _Band(NamedTuple):
-    """Consecutive segments of a chunk that fit into a staging part; all, if the chunk fits."""
+    """Consecutive segments of a chunk that fit into a staging part: all, if the chunk fits."""
 
     segments: slice
     begin_bytes: int

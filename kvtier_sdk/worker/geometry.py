@@ -23,8 +23,8 @@ class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
     Any order of dimensions and any dtype work. Keys and values may lie apart, heads may come before
-    tokens, and a tensor may hold several layers. Pass padded pages as a view without the padding,
-    and smaller blocks of an attention kernel as a view with the engine's: ``unflatten``.
+    tokens, and a tensor may hold several layers. Pass padded pages as a view without the padding.
+    If an attention kernel has smaller blocks, ``unflatten`` makes a view with the engine's blocks.
 
     Attributes:
         tensor: the tensor, or a strided view of it.
@@ -85,9 +85,9 @@ class KVGroup:
     Attributes:
         tensors: the tensors, in the order in which a chunk holds their bytes.
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
-        places: for each tensor, the offset in a chunk of its page of the first block, and the
-            distance from there to its page of the next block, in bytes. No two pages may overlap,
-            and other workers' pages may lie between them. ``None`` leaves no gaps.
+        places: for each tensor, the offset of the first block's page in a chunk, and the distance
+            from one block's page to the next, in bytes. Pages must not overlap, but may leave gaps
+            for other workers' pages. ``None`` leaves no gaps.
 
     Raises:
         ConfigError: there is no tensor, the tensors differ in their number of blocks,
@@ -115,7 +115,7 @@ class KVGroup:
 
     @property
     def chunk_bytes(self) -> int:
-        """The bytes of a slot that a chunk needs, with gaps for other workers' pages."""
+        """The length of a chunk in a slot, in bytes, with gaps for other workers' pages."""
         return self.layout().chunk_bytes
 
     def layout(self) -> GroupLayout:
@@ -177,7 +177,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"the rows of the host memory must be contiguous and must not overlap; its strides are "
             f"{array.strides} for rows of {part_bytes} bytes"
         )
-    # A mapping begins on a page. An allocator of objects returns addresses inside pages.
+    # A mapping begins at a page boundary. Memory of an allocator usually begins inside a page.
     has_own_pages = _allocation(memory) % mmap.PAGESIZE == 0
     return HostLayout(
         slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable, has_own_pages

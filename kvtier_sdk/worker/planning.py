@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
 
-#: A device queues a job in pieces of at most this many runs, or chunks if a chunk is one run.
+#: A device queues a job in pieces of at most this many runs, or chunks if each chunk is one run.
 PIECE_RUNS = 256
 
 
@@ -25,7 +25,7 @@ class GroupLayout:
     """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
     A block consists of contiguous pieces of memory, its *segments*. Each array below has an element
-    for each segment. Unless the engine places them, a chunk holds the first segments of all its
+    for each segment. Unless ``KVGroup.places`` is set, a chunk holds the first segments of all its
     blocks, then the second segments of all its blocks, and so on, because adjacent blocks can then
     be copied as one run.
 
@@ -49,13 +49,13 @@ class GroupLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """The bytes of a slot up to the end of the last segment."""
+        """The distance from the start of a slot to the end of the last segment, in bytes."""
         last_blocks = self.offsets_bytes + (self.blocks_per_chunk - 1) * self.steps_bytes
         return int((last_blocks + self.lengths_bytes).max())
 
     @property
     def is_dense(self) -> bool:
-        """True if the segments fill a chunk in their order, so that one copy can move it whole."""
+        """True if the segments fill a chunk in their order, so that one copy can move the chunk."""
         begins = (self.lengths_bytes.cumsum() - self.lengths_bytes) * self.blocks_per_chunk
         as_long = np.array_equal(self.steps_bytes, self.lengths_bytes)
         return as_long and np.array_equal(self.offsets_bytes, begins)
@@ -128,7 +128,7 @@ class CopyPlan:
         return self._parts(range(0, self.runs, runs))
 
     def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:
-        """Divide the plan into plans that begin with these runs."""
+        """Divide the plan into plans that begin with the runs ``firsts``."""
         return [
             CopyPlan(self.device[first:end], self.host[first:end], self.lengths_bytes[first:end])
             for first, end in pairwise([*firsts, self.runs])

@@ -177,7 +177,7 @@ class OffloadWorker:
         self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited, after)
 
     def get_finished(self) -> list[CopyResult]:
-        """Return the jobs that have ended since the last call, each once. Never blocks."""
+        """Return the results of the jobs that have ended since the last call. Never blocks."""
         with self._started:
             ended = [job for job in self._jobs.values() if job.done]
             for job in ended:

@@ -137,7 +137,7 @@ class Child:
                 self._ending = True
                 await self._refuse(error)
         else:
-            # Collections need not visit what was imported and built for the tier.
+            # Exempt all objects built so far from garbage collection, because they stay.
             gc.freeze()
             self._event_loop.add_reader(self._data, self._take_jobs, self._tier_loop)
             self._send(plain_message(Kind.OPENED, is_open))

@@ -43,7 +43,7 @@ _PROGRAM = (
 _PARTING_S = 1.0
 #: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
-#: Interval between pings of a process that may be stuck, and the most pings without an answer. The
+#: Interval between pings of a process that may be stuck, and the most unanswered pings. The
 #: limit is a number of pings, not a time, so that a suspension of the machine does not count.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
@@ -111,7 +111,7 @@ class ChildProcess:
         await self._opened
 
     def change(self, options: Mapping[str, Any]) -> None:
-        """Change live options of the tier."""
+        """Send the values of the live options to the process."""
         self._send(plain_message(Kind.OPTIONS, options))
 
     async def drain(self, timeout_s: float) -> bool:

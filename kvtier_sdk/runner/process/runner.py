@@ -91,8 +91,8 @@ class ProcessRunner(LoopRunner):
         # Reports that :meth:`close` has polled, for the next poll.
         self._unpolled: list[Report] = []
         self._reading = threading.Lock()
-        # Becomes readable when reports arrive, once until it is armed again. The engine's thread
-        # arms it in a poll, without waking the supervisor thread.
+        # Becomes readable once when reports arrive, until the engine's thread arms it again in a
+        # poll, without waking the supervisor thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
@@ -384,7 +384,7 @@ class ProcessRunner(LoopRunner):
             child.lost(error)
 
     def _readable(self) -> None:
-        """Notify the engine; reports that arrive before its next poll notify it no more."""
+        """Notify the engine, only once for all reports that arrive before its next poll."""
         if self._arrival.poll(0):
             self._is_armed = False
         self._notify_engine()
