@@ -124,7 +124,7 @@ def read_s(paths: Iterable[Path]) -> float:
 def offloading(name: str, root: Path) -> dict[str, Any]:
     """Return ``kv_connector_extra_config`` for vLLM."""
     way = OUR_TIERS if name in (OURS_A, VLLM) else OUR_MANAGER
-    ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES) or {}
+    ours = way.offloading(f"file://{root}", host_bytes=_POOL_BYTES)
     if name == VLLM:
         # Use kvtier's spec, because vLLM's own spec does not run on a CPU. The two specs differ
         # only in the copies to the device.

@@ -94,10 +94,6 @@ class Planes:
     def supports(cls, dtype: str) -> bool:
         return dtype.removeprefix("torch.") in cls.KINDS
 
-    @staticmethod
-    def is_installed() -> bool:
-        return coder is not None
-
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
         """Write the coded payload to the beginning of ``stored``, and return its length."""
         # The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at

@@ -56,12 +56,8 @@ def make_prompt(seed: int, chunks: int, extra: int = 5) -> list[int]:
 @dataclass(frozen=True)
 class Way:
     name: str
-    spec: str | None
+    spec: str
     entry_type: str | None = None
-
-    @property
-    def offloads(self) -> bool:
-        return self.spec is not None
 
     def offloading(
         self,
@@ -71,9 +67,7 @@ class Way:
         verify: bool = True,
         patient: bool = True,
         **entry: Any,
-    ) -> dict[str, Any] | None:
-        if self.spec is None:
-            return None
+    ) -> dict[str, Any]:
         entry = {"url": url, **({"lookup_deadline": "30s"} if patient else {}), **entry}
         # Name a revision, because generated weights have no file that identifies the model.
         options = {"verify": verify, "model_revision": "made up"}
@@ -90,7 +84,6 @@ class Way:
         return config
 
 
-NOTHING = Way("none", None)
 OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 

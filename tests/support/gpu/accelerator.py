@@ -50,7 +50,6 @@ def synchronize() -> None:
 class Runtime:
     def __init__(self) -> None:
         library = ctypes.CDLL(torch._C.__file__)
-        self._peek = library.cudaPeekAtLastError
         self._take = library.cudaGetLastError
         self._name = library.cudaGetErrorName
         self._name.restype = ctypes.c_char_p
