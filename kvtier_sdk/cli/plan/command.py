@@ -13,7 +13,7 @@ import typer
 
 from kvtier_sdk.cli.drawing import Chart, Series, document, figure, table
 from kvtier_sdk.cli.plan.prices import Option, Prices, Work, example_prices, priced, read_prices
-from kvtier_sdk.cli.plan.traffic import Flow, PolicyTraffic, Traffic, Window
+from kvtier_sdk.cli.plan.traffic import Flow, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, progress, read_flag, say
@@ -215,7 +215,6 @@ def _plan(
 ) -> Plan:
     start_s, middle_s, end_s = (work.start_s + part * work.span_s for part in (0, 0.5, 1))
     traffic = Traffic(workload)
-    played = PolicyTraffic(traffic, policy)
     pools = [
         of for of in traffic.sizes if most_bytes is None or of * work.chunk_bytes <= most_bytes
     ]
@@ -227,7 +226,7 @@ def _plan(
     with progress("plan", len(pools)) as advance:
         for slots in pools:
             for chunks in (0, *(of for of in traffic.sizes if of > slots)):
-                flow = played.flow(slots, work.held(chunks), whole)
+                flow = traffic.flow(policy, slots, work.held(chunks), whole)
                 options += [
                     priced(prices, work, flow, slots, tier, chunks)
                     for tier in (prices.tiers if chunks else [None])
@@ -236,7 +235,9 @@ def _plan(
     shown = list(options if show_all else _frontier(options))
     halves = Window(start_s, middle_s, is_forecast=True), Window(middle_s, end_s)
     checks = [
-        tuple(played.flow(of.pool_chunks, work.held(of.tier_chunks), half) for half in halves)
+        tuple(
+            traffic.flow(policy, of.pool_chunks, work.held(of.tier_chunks), half) for half in halves
+        )
         for of in shown
     ]
     nothing = priced(prices, work, Flow(flow.asked, 0.0, 0.0, 0.0), 0, None, 0)
