@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.drawing import Chart, Series, document, figure, table
+from kvtier_sdk.cli.plan.compare import TITLES, Comparison, compared
 from kvtier_sdk.cli.plan.prices import Option, Prices, Work, example_prices, priced, read_prices
 from kvtier_sdk.cli.plan.traffic import Flow, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
@@ -44,13 +45,22 @@ def plan_command(
         ),
     ],
     recompute: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TIME",
             help="Time in which your engine computes a chunk, for example 40ms; an engine shows "
-            "it as kvtier_recompute_seconds.",
+            "it as kvtier_recompute_seconds. Needed without --compare.",
         ),
-    ],
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRICS",
+            help="Show, in place of a plan, what its forecast of a recording is and what the "
+            "engine has counted since its start: its admin socket, or Prometheus's text, by URL "
+            "or in a file.",
+        ),
+    ] = None,
     chunk_bytes: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +125,13 @@ def plan_command(
     storing and computing together. For example
 
         kvtier plan --trace traces/ --recompute 40ms --write kv.toml
+        kvtier plan --trace traces/ --compare engine.sock
     """
+    if compare is not None:
+        _show(compared(read_trace(trace), policy, compare), as_json=as_json)
+        return
+    if recompute is None:
+        raise ConfigError("--recompute: give the time in which your engine computes a chunk")
     recompute_s = read_flag("--recompute", parse_seconds, recompute)
     most_bytes = None if memory is None else read_flag("--memory", parse_bytes, memory)
     costs = read_prices(prices)
@@ -144,6 +160,14 @@ def plan_command(
     say(*remarks)
     print_columns([_TITLES, *map(_row, plan.options)], 2)
     say(*plan.lines(), "", *plan.toml.splitlines())
+
+
+def _show(found: Comparison, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.as_json()))
+        return
+    print_columns([TITLES, *(of.cells() for of in found.rows)], 1)
+    say(found.verdict())
 
 
 @dataclass(frozen=True, slots=True)
