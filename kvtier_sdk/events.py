@@ -182,6 +182,11 @@ class EventLog:
         if self._announce is not None:
             self._announce(event)
 
+    def describe(self, key: OffloadKey, note: bytes) -> None:
+        """Announce to routers the note that a stored chunk's event lacked."""
+        if self._announce is not None:
+            self._announce(OffloadingEvent([key], *self._of, False, [note]))
+
     def reset(self) -> None:
         """Announce that all chunks of the tier are gone."""
         if self._announce is not None:

@@ -430,9 +430,12 @@ class TieringManager:
             self.savings.rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
-    def describe(self, key: OffloadKey, note: ChunkNote) -> None:
-        """Attach a ``note`` for routers to the chunk ``key`` that is being stored."""
-        self._primary.by_key[key].note = note.encode()
+    def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
+        """Attach a note for routers to a chunk that is being stored or was loaded.
+
+        ``make_note`` is called only if the chunk is in the pool and has no note.
+        """
+        self._primary.describe(key, make_note)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True

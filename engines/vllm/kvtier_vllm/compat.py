@@ -52,7 +52,7 @@ _LOGGED = tuple(
 _log = logging.getLogger("kvtier.vllm")
 
 # Each engine's listener for blocks, by the ``id()`` of the engine's configuration of events.
-_described: dict[int, Callable[[OffloadKey, Any], None]] = {}
+_described: dict[int, Callable[[OffloadKey, Callable[[], Any]], None]] = {}
 
 
 def release() -> str:
@@ -86,44 +86,47 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 
 
 def tell_blocks(
-    events_config: Any, describe: Callable[[OffloadKey, Any], None]
+    events_config: Any, describe: Callable[[OffloadKey, Callable[[], Any]], None]
 ) -> Callable[[], None]:
-    """Report the blocks of each chunk that vLLM begins to store, as vLLM's events describe them.
+    """Report each chunk that vLLM stores or finds, with a function that makes its blocks' metadata.
 
     ``events_config`` is vLLM's object for the engine. Return a function that ends the reports.
     """
-    # Wrap this method, the only one that has both a chunk and the request with its tokens.
+    # Wrap these methods, the only ones that have both a chunk and the request with its tokens.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
             OffloadingEventsTracker as Tracker,
         )
 
-        record, build = Tracker.record_store, Tracker._build_event_metadata
+        records = {name: getattr(Tracker, name) for name in ("record_store", "record_lookup")}
+        build = Tracker._build_event_metadata
     except (ImportError, AttributeError) as error:
         _log.warning("routers are not told of this vLLM's tokens: %s", error)
         return lambda: None
-    if not vars(record).get(_TELLS):
-
-        @functools.wraps(record)
-        def tell_and_record(
-            self: Any, request: Any, group: Any, index: int, key: OffloadKey
-        ) -> None:
-            tell = _described.get(id(self.config))
-            if tell is not None and group.sliding_window_size_in_chunks is None:
-                try:
-                    tell(key, build(self, request, group, index))
-                except (AttributeError, AssertionError, KeyError, TypeError) as error:
-                    _warn_of_untold_chunks(repr(error))
-            record(self, request, group, index, key)
-
-        vars(tell_and_record)[_TELLS] = True
-        Tracker.record_store = tell_and_record
+    for name, record in records.items():
+        if not vars(record).get(_TELLS):
+            setattr(Tracker, name, _tell_and(record, build))
     _described[id(events_config)] = describe
 
     def end() -> None:
         _described.pop(id(events_config), None)
 
     return end
+
+
+def _tell_and(record: Callable[..., None], build: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(record)
+    def tell_and_record(self: Any, request: Any, group: Any, index: int, key: OffloadKey) -> None:
+        tell = _described.get(id(self.config))
+        if tell is not None and group.sliding_window_size_in_chunks is None:
+            try:
+                tell(key, lambda: build(self, request, group, index))
+            except (AttributeError, AssertionError, KeyError, TypeError) as error:
+                _warn_of_untold_chunks(repr(error))
+        record(self, request, group, index, key)
+
+    vars(tell_and_record)[_TELLS] = True
+    return tell_and_record
 
 
 def tell_stops() -> None:

@@ -179,9 +179,9 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         """Record why a request's answer ended, before :meth:`on_request_finished`."""
         self._stops[request_id] = stop
 
-    def describe(self, key: OffloadKey, blocks: Any) -> None:
-        """Record the description that routers get of a chunk that is being stored."""
-        self._manager.describe(key, chunk_note(blocks))
+    def describe(self, key: OffloadKey, make_blocks: Callable[[], Any]) -> None:
+        """Record the description that routers get of a chunk that vLLM stores or has found."""
+        self._manager.describe(key, lambda: chunk_note(make_blocks()))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         request = _of(req_context)

@@ -113,7 +113,11 @@ def test_a_chunk_goes_from_one_node_through_the_bucket_to_the_disk_of_another(
             assert other.answer() == computed
             assert other.chunks("loaded", "s3") == CHUNKS
             assert other.chunks("loaded", "file") == 0
+            other.hear()
+            assert other.told("CPU", "LOCAL") == CHUNKS
             other.push_out()
+            other.hear()
+            assert other.told("STORAGE", "LOCAL") == CHUNKS
             before = [other.chunks("loaded", tier) for tier in ("s3", "file")]
             server.kill()
             other.forget_device()
