@@ -1,5 +1,3 @@
-"""The trace recorder writes a line for each request, limits its files, and survives errors."""
-
 from __future__ import annotations
 
 import json

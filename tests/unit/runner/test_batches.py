@@ -1,4 +1,4 @@
-"""Each call of a tier names distinct keys, and no more than ``max_batch_keys``."""
+"""Each call to a tier has distinct keys, and no more than ``max_batch_keys``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Failures that open a breaker, and the calls that an open breaker refuses."""
-
 from __future__ import annotations
 
 import pytest

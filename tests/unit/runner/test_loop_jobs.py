@@ -1,5 +1,3 @@
-"""A job's verdicts, retries, deadline and end, and the tier's own counters and gauges."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""With a codec, a tier's loop encrypts stored chunks, and refuses damaged or moved ones."""
-
 from __future__ import annotations
 
 import asyncio

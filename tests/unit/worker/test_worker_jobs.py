@@ -1,5 +1,3 @@
-"""Jobs of the worker: order, waiting, failures and shutdown."""
-
 from __future__ import annotations
 
 import gc

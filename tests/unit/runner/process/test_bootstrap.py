@@ -1,5 +1,3 @@
-"""Options reach a tier's process unchanged, and errors come back unchanged."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""After a process dies, its jobs end, its slots are free, and a new process starts."""
-
 from __future__ import annotations
 
 import asyncio

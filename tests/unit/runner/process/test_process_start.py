@@ -1,5 +1,3 @@
-"""A tier's process starts with its secrets, options and classes, and maps the pool."""
-
 from __future__ import annotations
 
 import logging
