@@ -197,7 +197,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # A call starts a new thread if the previous call's thread does not count as idle yet.
+    # A call starts a new thread if the thread of the previous call is not idle yet.
     assert len(threads) < 25
 
 

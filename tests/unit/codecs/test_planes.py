@@ -30,7 +30,7 @@ in_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> ModuleType:
-    # A sanitizer needs a new build, with its flags in the environment.
+    # A sanitizer needs a new build with its flags, which are in the environment.
     if planes.coder is not None and "CFLAGS" not in os.environ:
         return planes.coder
     found = compile_extension(SOURCE, tmp_path_factory.mktemp("compiled"))

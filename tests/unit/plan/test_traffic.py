@@ -61,7 +61,7 @@ def test_without_a_tier_nothing_is_stored() -> None:
 
 
 def returning(after_s: int, until_s: int) -> Traffic:
-    """Make traffic in which each chunk, even one from before the trace, returns once."""
+    """Return traffic in which each chunk, even one from before the trace, returns once."""
     numbers = [(at_s, number) for at_s in range(until_s) for number in (at_s, at_s - after_s)]
     return Traffic(
         [

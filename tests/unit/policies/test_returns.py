@@ -39,7 +39,7 @@ def test_it_hits_no_less_than_lru_and_arc(name: str, slots: int) -> None:
 
 
 def sessions(count: int, seed: int) -> list[ReplayRequest]:
-    """Return the turns of ``count`` sessions; half of all turns are the last of their session."""
+    """Return the turns of sessions; half of all turns are the last turn of their session."""
     rng = random.Random(seed)
     turns = []
     for session in range(count):

@@ -19,12 +19,12 @@ from kvtier_sdk.testing.virtual_clock import VirtualClock
 CHUNK_BYTES = 65_536
 LOAD, STORE = Operation.LOAD, Operation.STORE
 EXPAND_S = 0.001
-#: The link's time per byte at which compressing KV by 1.49 neither gains nor loses time.
+#: The time per byte at which compressing KV by a factor of 1.49 neither gains nor loses time.
 EVEN_S = EXPAND_S / CHUNK_BYTES / (1 - 1 / 1.49)
 
 
 class Coder(Planes):
-    """The coder, with a decoder that takes the same virtual time for every chunk."""
+    """A coder that needs the same virtual time to decode every chunk."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__("bfloat16")

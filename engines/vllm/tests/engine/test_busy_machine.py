@@ -10,7 +10,7 @@ from support.vllm_engine import BLOCK_TOKENS, Engine, Interpreter, Way, make_mod
 
 CHUNKS = 8
 PROMPTS = [make_prompt(seed, CHUNKS) for seed in range(20, 24)]
-# The model is so wide that computing a chunk takes longer than loading it, even on a busy machine.
+# In a model this wide, a chunk takes longer to compute than to load, even on a busy machine.
 MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 
 

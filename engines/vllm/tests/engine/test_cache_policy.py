@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(manager: base.OffloadingManager) -> list[int]:
-    """Play the turns of sessions whose prefixes grow; return the hits of each request."""
+    """Play the turns of sessions with growing prefixes; return the hits of each request."""
     rng = random.Random(5)
     lengths = dict.fromkeys(range(SESSIONS), 2)
     hits = []

@@ -224,7 +224,7 @@ def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: 
     assert payloads[True, 1] == payloads[True, 2]
 
 
-#: A model, tensor and pipeline parallelism without a canonical layout, and vLLM's error in way a.
+#: Engines without a canonical layout: model, tensor and pipeline parallelism, and vLLM's error.
 UNCERTIFIED = [
     pytest.param("llama", 1, 2, "could not be certified", id="pipeline"),
     pytest.param("narrow values", 2, 1, "could not certify every layer", id="values"),

@@ -162,7 +162,7 @@ def test_dynamos_indexer_learns_what_engines_had_before_it_started() -> None:
         }
 
     try:
-        # A chunk in the host pool counts as on disk too.
+        # The router counts a chunk in the host pool as on disk, too.
         awaited(blocks, {"1": (0, 2), "2": (1, 1)})
         engines[0].put(OffloadingEvent([second], "file", *disk, True))
         awaited(blocks, {"1": (0, 1), "2": (1, 1)})

@@ -36,7 +36,7 @@ class Colour(Enum):
 
 
 class OddConfig(MemoryTierConfig):
-    """Options of every type that can be sent to a process."""
+    """Options of every type that the SDK can send to a tier's process."""
 
     root: Path = Path("/")
     password: SecretStr | None = None

@@ -119,7 +119,7 @@ class DiskTier(MisbehavingTier):
 
 
 class BytesConfig(MisbehavingConfig):
-    """Options that cannot be encoded for the tier's process."""
+    """Options that the SDK cannot send to a tier's process."""
 
     key: SecretBytes = SecretBytes(b"")
 
