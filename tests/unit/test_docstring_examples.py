@@ -1,4 +1,4 @@
-"""The examples in public docstrings run, and the tier in one of them passes the conformance kit."""
+"""The examples in public docstrings run, and an example's tier passes the conformance kit."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # The disk was full before the tier was, so the tier has room only once the disk has.
+        # The disk was full before the tier, so the tier has room only when the disk has room.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)

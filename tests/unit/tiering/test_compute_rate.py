@@ -1,5 +1,3 @@
-"""The times of an engine's steps show how long the engine needs to compute a chunk."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Jobs of the worker: order, waiting, failures and shutdown."""
-
 from __future__ import annotations
 
 import gc
@@ -29,7 +27,7 @@ def test_submit_returns_at_once_and_wait_at_the_end_of_the_job(gate: Gate, gated
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({7}), waited.set()))
     waiter.start()
-    # A faulty wait would return within this time; a correct one keeps waiting.
+    # A faulty wait returns within this time; a correct wait does not.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()

@@ -14,7 +14,7 @@ HYBRID = {
 PROMPT = make_prompt(1, CHUNKS)
 #: A group with a sliding window needs only the end of a prefix.
 STORED = CHUNKS + (GROUPS - 1) * WINDOW_CHUNKS
-#: ``CHUNK_BYTES`` is for four layers, and each group has two.
+#: ``CHUNK_BYTES`` counts four layers, but a group has two.
 NEEDED_BYTES = STORED * CHUNK_BYTES // 2
 
 
