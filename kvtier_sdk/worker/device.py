@@ -1,4 +1,4 @@
-"""The interface of a device. Each kind of device implements the interface in its own module."""
+"""The interface that each kind of device implements in its own module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Copy(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the copy has ended, even by a failure, without the interpreter lock."""
+        """Block, without the interpreter lock, until the copy has succeeded or failed."""
 
     @abstractmethod
     def error(self) -> str | None:
@@ -34,7 +34,7 @@ class Copy(ABC):
 
     @abstractmethod
     def duration_s(self) -> float:
-        """Return the seconds that an ended copy took, without its time in a queue."""
+        """Return how many seconds an ended copy took, not counting its time in a queue."""
 
 
 class Device(ABC):
@@ -57,9 +57,9 @@ class Device(ABC):
         """Start a copy of at least one block, and return at once. Any thread may call this.
 
         The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an
-        expedited load overtakes other loads, even a load that has begun. The copy begins after the
-        event ``after``, or after all work queued on that stream so far. A device that
-        computes in the background raises ValueError if ``after`` is ``None``.
+        expedited load overtakes other loads, even a load that has begun. If ``after`` is an event,
+        the copy begins after it; if it is a stream, after all work queued on the stream so far. A
+        device that computes in the background raises ValueError if ``after`` is ``None``.
         """
 
     @abstractmethod

@@ -70,7 +70,6 @@ class HostLayout:
     """The slots in host memory.
 
     Attributes:
-        slots: number of slots.
         address: address of this worker's part of slot 0.
         row_bytes: distance from slot to slot; more than ``part_bytes`` if workers share each slot.
         part_bytes: size of this worker's part of each slot.
@@ -93,13 +92,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host.
-
-    Attributes:
-        device: address of each run on the device.
-        host: address of each run in host memory.
-        lengths_bytes: length of each run; at least 1.
-    """
+    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host."""
 
     device: Int64s
     host: Int64s
@@ -107,12 +100,10 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the runs in bytes."""
         return int(self.lengths_bytes.sum())
 
     @property
     def runs(self) -> int:
-        """The number of runs."""
         return len(self.lengths_bytes)
 
     def split(self, parts: int) -> list[CopyPlan]:
@@ -161,7 +152,6 @@ class GroupShare:
     """The blocks of one group in a job, and their slots.
 
     Attributes:
-        layout: the group's layout.
         blocks: block ids of shape (chunks, blocks_per_chunk). The id is -1 for a block that the
             job leaves out of the request's first or last chunk.
         hosts: address of this worker's part of each chunk's slot, ascending.
@@ -173,7 +163,6 @@ class GroupShare:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the blocks in bytes."""
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
@@ -209,20 +198,15 @@ class JobPlan:
 
     A device copies the contiguous :meth:`runs`, or works from the blocks directly. A large job has
     many more runs than blocks, so the runs are computed only on request.
-
-    Attributes:
-        shares: one share for each group that has blocks in the job.
     """
 
     shares: Sequence[GroupShare]
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the blocks in bytes."""
         return sum(share.size_bytes for share in self.shares)
 
     def runs(self) -> CopyPlan:
-        """Return the fewest runs that copy the blocks."""
         return join([share.runs() for share in self.shares])
 
 

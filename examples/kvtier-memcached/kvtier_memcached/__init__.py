@@ -19,8 +19,8 @@ class MemcachedTierConfig(kv.TierConfig):
     """Options of the memcached tier.
 
     Attributes:
-        servers: ``host:port`` of each server, separated by commas. The host of a URL gives a single
-            server: ``memcached://kv-1:11211``.
+        servers: ``host:port`` of each server, separated by commas. The host of a URL is a single
+            server, as in ``memcached://kv-1:11211``.
         piece_bytes: the maximum length of a value; the servers' limit (``-I``) must be larger.
         connections: the maximum number of connections to each server.
         timeout_s: the longest silence of a server before it counts as unreachable.
@@ -63,7 +63,7 @@ class MemcachedTier(kv.ChunkTierManager):
                 raise kv.ConfigError(f"option 'piece': {server} takes items up to {int(found[1])}")
 
     async def lookup(self, keys: Sequence[bytes], request: kv.RequestContext) -> Sequence[bool]:
-        # A server that is down fails its own keys, and not those of the others.
+        # A server that is down must fail only its own keys.
         async def ask(key: bytes) -> bool | kv.TierError:
             try:
                 return await self.contains_chunk(key)
