@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def summary(second: dict[str, Any], chunk_tokens: int) -> str:
-    """Summarize in a sentence the report of the second process, whose bytes were all equal."""
+    """Summarize the second process's report, which shows no unequal bytes, in a sentence."""
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"
     _, files = second["tiers"]

@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def artifacts() -> list[Path]:
-    """Return the files to upload."""
     return sorted([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")])
 
 

@@ -177,7 +177,7 @@ class _Lane:
 
 
 class _Mark:
-    """An event that a stream records after a piece. A context lost before that sets ``error``."""
+    """An event that a stream records after a piece; ``error`` is set if the context is lost."""
 
     def __init__(self, device: CUDADevice, piece: _Piece) -> None:
         self.event = torch.cuda.Event(enable_timing=True)

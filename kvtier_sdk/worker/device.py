@@ -15,14 +15,9 @@ StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 
 
 class Copy(ABC):
-    """A copy that a device has started."""
-
     @abstractmethod
     def done(self) -> bool:
-        """Return true once the copy has succeeded or failed. Never blocks.
-
-        Once the copy is done, nothing reads or writes the plan's memory, even if the copy failed.
-        """
+        """Return true once the copy has ended and nothing uses the plan's memory. Never blocks."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -38,17 +33,11 @@ class Copy(ABC):
 
 
 class Device(ABC):
-    """The base class of devices, which copy the bytes of plans in the background.
-
-    The engine owns the tensors and the pool owns the slots. A device allocates neither.
-    """
+    """The base class of devices, which copy the bytes of plans in the background."""
 
     @abstractmethod
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        """Pin host memory until :meth:`close`, to speed up copies. Call this once, before any copy.
-
-        ``groups`` are the layouts of all groups, so that a device can prepare its copies.
-        """
+        """Prepare copies of these groups, and pin host memory. Call this once, before any copy."""
 
     @abstractmethod
     def start(

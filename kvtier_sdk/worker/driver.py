@@ -129,7 +129,6 @@ class CUDADriver:
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread."""
     # Otherwise the runtime would report the error to the engine after one of the engine's kernels.
-    # torch has no function that clears the error.
     last_error = getattr(ctypes.CDLL(torch._C.__file__), "cudaGetLastError", None)
     # A build of torch that contains the runtime may not export the function.
     if last_error is not None:

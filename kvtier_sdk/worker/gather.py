@@ -199,14 +199,13 @@ class StagedPiece:
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the stream that the piece's work begins on, and the stream that it ends on."""
+        """Return the streams on which the piece's work begins and ends."""
         kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
         """Queue the kernel and the copies, after the staging part's previous use."""
-        # A store begins with the kernel, and a load begins with the copies. Even after a failure,
-        # the piece's last stream waits for all queued work.
+        # Even after a failure, the piece's last stream waits for all queued work.
         part = self._staging.next_part()
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)

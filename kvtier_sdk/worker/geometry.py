@@ -115,7 +115,7 @@ class KVGroup:
 
     @property
     def chunk_bytes(self) -> int:
-        """The length of a chunk in a slot, in bytes, with gaps for other workers' pages."""
+        """The length of a chunk in a slot, in bytes, including gaps for other workers' pages."""
         return self.layout().chunk_bytes
 
     def layout(self) -> GroupLayout:

@@ -26,7 +26,7 @@ def _host(value: object) -> object:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Check the servers in a list, or in a text such as ``"b:26379,c:26379"``; return them."""
+    """Return the servers of a list, or of text such as ``"b:26379,c:26379"``."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
@@ -51,8 +51,7 @@ def split_host(text: str, *, default_port: int) -> HostPort:
 
 
 def _prefix(value: object) -> str:
-    # A cluster hashes only the text between a key's first pair of braces, so braces in the prefix
-    # would put all chunks on one node.
+    # A cluster hashes only text in braces, so braces in the prefix put all chunks on one node.
     if not isinstance(value, str) or not value or _BRACES & set(value):
         raise ValueError(f"{value!r} should be text without '{{' and '}}'")
     return value

@@ -45,8 +45,6 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
 
 
 class Connector:
-    """A factory of connections that are ready for requests."""
-
     def __init__(self, config: RedisTierConfig, clock: Clock, *, touches: bool = True) -> None:
         self._config = config
         self._clock = clock
@@ -78,7 +76,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Return an error if only one of a server and the options uses TLS, else ``None``."""
+        """Return an error if a server uses TLS and the options do not, or the reverse."""
         if self._config.socket is not None:
             return None
         if self._tls:

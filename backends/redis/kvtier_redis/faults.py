@@ -112,7 +112,6 @@ def reply_error(text: str) -> TierError:
 
 
 def client_error(error: Exception) -> TierError:
-    """Translate an exception of redis-py or of the operating system."""
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
         # On a Unix socket, redis-py wraps an error reply to its first commands in ConnectionError.
         error = error.__cause__

@@ -100,10 +100,7 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 
 
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
-    """Take up to ``most`` requests from the left of a queue, send them and set their outcomes.
-
-    Several calls may share a queue. After a cancellation, nothing touches the buffers.
-    """
+    """Run up to ``most`` requests of a queue. After a cancellation, nothing touches the buffers."""
     # Request one value at a time. If several values were requested at once, each system call would
     # receive only a piece of a value. Send other requests together, to save system calls.
     while queue and most:

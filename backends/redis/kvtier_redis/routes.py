@@ -96,7 +96,7 @@ class Route(ABC):
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Return the replies of all servers that reply; raise an error if none does."""
+        """Return the servers' replies; raise an error if no server replies."""
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -287,7 +287,6 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """Return the route for the options, without connecting."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)
@@ -317,8 +316,7 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
         "protocol": 2,
         "socket_connect_timeout": config.connect_timeout_s,
         "socket_timeout": config.connect_timeout_s,
-        # Retry once, because the server may have closed an idle connection in the pool. The SDK
-        # makes all other retries.
+        # The server may have closed an idle connection in the pool. The SDK makes other retries.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

@@ -237,8 +237,7 @@ class RedisTier(SecondaryTierManager):
     async def usage(self) -> Usage:
         facts = await self._route.facts()
         if not all("used_memory" in fact for fact in facts):
-            # Without INFO, only the keys can be counted. Count each as an uncompressed chunk, so
-            # that the reported usage is never too low.
+            # Count each key as an uncompressed chunk, so that the usage is never reported too low.
             keys = await self._route.key_count()
             return Usage(keys, keys * self.context.object_bytes, None)
         limits = [int(fact.get("maxmemory", 0)) for fact in facts]

@@ -183,8 +183,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
-# botocore does not wrap errors of credential programs and files, such as invalid JSON, a missing
-# file, or renewed credentials that have expired.
+# botocore does not wrap errors of credential programs and files, such as invalid JSON.
 _OF_CREDENTIALS = (
     AttributeError,
     FileNotFoundError,
@@ -283,7 +282,6 @@ class Faults:
         return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
 
     def translate(self, error: Exception) -> Exception:
-        """Translate an exception of aiobotocore or of the operating system."""
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__

@@ -15,8 +15,7 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The maximum number of bytes to read of a body that is not a chunk of the tier. In HTTP's chunked
-# encoding, lengths and line ends count too, so that many tiny pieces cannot take long to read.
+# The longest body to read, apart from chunks, including the overhead of HTTP's chunked encoding.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -45,7 +44,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Return the response; its body is in ``target`` if the status is 200 and the body fits."""
+    """Return the response. With status 200, a body that fits is in ``target``."""
     # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0

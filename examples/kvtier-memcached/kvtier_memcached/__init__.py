@@ -143,7 +143,6 @@ class MemcachedTier(kv.ChunkTierManager):
         return hashlib.sha256(self.context.namespace.fingerprint.encode() + key).hexdigest()
 
     def _server_of(self, name: str) -> str:
-        # The names of a chunk's index and pieces share a prefix. Only the prefix selects the
-        # server, so one server holds all of them.
+        # Select the server by the prefix that the names of a chunk's index and pieces share.
         chunk = name.partition(".")[0]
         return max(self._pools, key=lambda s: hashlib.md5(f"{s} {chunk}".encode()).digest())
