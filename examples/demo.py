@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def summary(second: dict[str, Any], chunk_tokens: int) -> str:
-    """Summarize the second process's report, which shows no unequal bytes, in a sentence."""
+    """Summarize in one sentence what the second process found. All bytes compared equal."""
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"
     _, files = second["tiers"]

@@ -83,7 +83,7 @@ class CUDADriver:
     def current(self) -> Iterator[None]:
         """Direct this thread's calls of the driver to the device."""
         # A new thread has no context until the runtime sets one, and the engine may use another.
-        # If the context is lost, the push fails, and calls in the block raise the error.
+        # If the context is lost, the push may fail, and calls in the block report the loss.
         is_pushed = not self._push(self._context)
         try:
             yield

@@ -147,7 +147,7 @@ class GroupShare:
     """The blocks of one group in a job, and their slots."""
 
     layout: GroupLayout
-    #: Block ids of shape (chunks, blocks_per_chunk); -1 if the job leaves out a block of a chunk.
+    #: Block ids of shape (chunks, blocks_per_chunk); -1 for a block that the job leaves out.
     blocks: Int64s
     #: Address of this worker's part of each chunk's slot, ascending.
     hosts: Int64s

@@ -70,8 +70,8 @@ class RedisTierConfig(ExpiringTierConfig):
         password: password of that user.
         db: number of the database; a cluster has only database 0.
         prefix: prefix of all keys in Redis; tiers with different prefixes share no chunks.
-        connections: maximum number of connections to each server that transfer chunks; each loads
-            one chunk at a time, or stores about 2 MiB of chunks at a time.
+        connections: maximum number of connections for chunks, per server; each connection loads one
+            chunk at a time, or stores about 2 MiB of chunks at a time.
         connect_timeout_s: time limit for making a connection, and for requests that move no chunk.
         tls: whether to use TLS; a ``rediss:`` URL sets this option.
         tls_ca: file with the trusted certificates; by default, the system's certificates.

@@ -158,7 +158,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
-    """Receive a value into buffers, and return the reply; return any other reply as it is."""
+    """Receive the reply to a request for a value. The value lands in the request's buffers."""
     # If the line with the value's length is as long as guessed, one system call receives the line
     # and the value in place. Any other reply overwrites the buffers, as a failed load may.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))

@@ -316,7 +316,7 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
         "protocol": 2,
         "socket_connect_timeout": config.connect_timeout_s,
         "socket_timeout": config.connect_timeout_s,
-        # The server may have closed an idle connection in the pool. The SDK makes other retries.
+        # Retry once, because a server may close idle connections. The SDK makes all other retries.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

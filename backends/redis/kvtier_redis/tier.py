@@ -39,7 +39,7 @@ from kvtier_sdk import (
 
 # A batch moves this many bytes on a connection before a waiting batch may use the connection.
 _TURN_BYTES = 2 * 2**20
-# Connections to each server for small requests, such as lookups; more would make nothing faster.
+# Connections to each server for small requests, such as lookups. More would not make them faster.
 _COMMAND_CONNECTIONS = 4
 # A scan requests the lengths of this many keys at once.
 _SCAN_BATCH = 500
@@ -78,7 +78,7 @@ class RedisTier(SecondaryTierManager):
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
         self._manifest = context.namespace.manifest_json().encode()
-        # The length of the value loaded last is a guess at the length of the next.
+        # The next value is probably as long as the last one.
         self._value_bytes = context.object_bytes
         self._opened = AsyncExitStack()
         self._has_warned = False

@@ -19,7 +19,7 @@ _FIND_PAUSE_S = 0.5
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
     """The current credentials; after a refusal by the server, a search may replace them.
 
-    This object signs all requests, including botocore's, so a change applies to all at once.
+    All requests, including botocore's, are signed with this object, so a change applies at once.
     Credentials in the options are not searched for, because the runner rereads their files.
     """
 

@@ -44,7 +44,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Return the response. With status 200, a body that fits is in ``target``."""
+    """Make a request and return its response. A body of status 200 lands in ``target`` if it fits."""
     # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0
