@@ -44,7 +44,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Make a request and return its response. A body of status 200 lands in ``target`` if it fits."""
+    """Make a request. If the status is 200, a body that fits is in ``target`` and not returned."""
     # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0
