@@ -3,7 +3,7 @@
     python scripts/dist.py [PYTHON ...]
 
 Each package gets a source distribution, and a pure wheel built from it. The core gets a compiled
-wheel for each PYTHON, the file tier a single one for all. auditwheel names the oldest glibc on
+wheel for each PYTHON, and the file tier one for all. auditwheel names the oldest glibc on
 which a compiled wheel runs. The SBOM lists the contents of an environment with all packages.
 """
 
@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def artifacts() -> list[Path]:
-    """Return the files to upload."""
     return sorted([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")])
 
 

@@ -40,13 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of a bucket's objects.
-
-    Attributes:
-        authority: host and port, as in a request's Host header.
-        path: the part of a URL's path before an object's name; begins and ends with a slash.
-        region: the region in requests' signatures.
-    """
+    """The address of a bucket. In a URL, an object's name follows ``path``."""
 
     is_tls: bool
     host: str
@@ -71,10 +65,7 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """An object in a listing; ``modified_s`` is the time of its last write, by the server's clock.
-
-    The first field is the time, so that the oldest object sorts first.
-    """
+    """An object in a listing. The time of its last write comes first, to sort objects by age."""
 
     modified_s: float
     name: str
@@ -84,8 +75,7 @@ class StoredObject(NamedTuple):
 class Bucket:
     """A bucket, accessed through aiobotocore's client.
 
-    Requests to the bucket ignore the environment's proxies. Credentials come from other hosts, so
-    requests for credentials use the proxies, as in all AWS tools.
+    Only requests for credentials use the environment's proxies, because they go to other hosts.
     """
 
     #: Set by :meth:`open`.
@@ -217,7 +207,7 @@ class Bucket:
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # Prefer an error that a retry would not fix, because such an error says more.
+                # Prefer a permanent error, because no retry can fix it.
                 raise min(errors, key=lambda error: error.retryable)
 
 

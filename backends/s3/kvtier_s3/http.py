@@ -15,8 +15,7 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The maximum number of bytes to read of a body that is not a chunk of the tier. If HTTP's chunked
-# encoding is used, lengths and line ends count too, so that many tiny pieces cost little time.
+# The longest body to read, apart from chunks, including the overhead of HTTP's chunked encoding.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -24,17 +23,11 @@ _DIGITS_LIMIT = 18
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response of the server.
-
-    Attributes:
-        headers: values by name in lower case.
-        body: the body; empty if the body is in the buffers or was not read to its end.
-        length_bytes: the body's length; ``None`` if the head does not state a length.
-    """
+    """A response. ``length_bytes`` is the body's length, or ``None`` if the head states none."""
 
     status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
+    headers: Mapping[str, str]  # the names are in lower case
+    body: bytes = b""  # empty if the body is in the buffers or was not read to its end
     length_bytes: int | None = None
 
 
@@ -51,7 +44,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Return the response; its body is in ``target`` if the status is 200 and the body fits."""
+    """Make a request. If the status is 200, a body that fits is in ``target`` and not returned."""
     # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
     await connection.send(parts)
     status = 0

@@ -138,7 +138,7 @@ class S3Tier(ChunkTierManager):
         with suppress(ChunkNotFoundError):
             name = self._names.manifest_of(fingerprint)
             length_bytes = await self._objects.read(name, [memoryview(text)])
-            return bytes(text[:length_bytes])  # of a longer object only zeros: unreadable
+            return bytes(text[:length_bytes])  # all zeros if the object is too long
         return None
 
     async def _check(self) -> None:
