@@ -23,17 +23,17 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: Any namespace will do to open a tier of which no chunk is read or written.
+#: A tier needs a namespace to open, even if no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: The most chunks to list, delete or look up at once.
 _PAGE = 1000
-#: The memory for chunks that are examined at once.
+#: The size of the pool into which chunks are read for examination.
 _EXAMINED_BYTES = 64 * 2**20
 #: A stand-in for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
 #: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
-#: The least number of retries. A failure ends a command, so its retries last 2.5 s, not 60 ms.
+#: Retry at least so often, for 2.5 s rather than 60 ms, because a failure ends the command.
 _RETRIES = 7
 #: The verdicts that concern one chunk; all others concern the whole tier.
 _OF_A_CHUNK = (
