@@ -90,7 +90,7 @@ class ChunkMover:
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], moved: Moved
     ) -> None:
-        """Verify and expand chunks; add errors to ``errors``, and delete chunks of no use."""
+        """Verify and expand chunks; add errors to ``errors``, and delete useless chunks."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:

@@ -59,7 +59,7 @@ T = TypeVar("T")
 #: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, cancelled calls get this time to end. Then probes and watches get the same time.
+#: At close, wait this long for cancelled calls to end, and then for probes and watches.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -148,8 +148,8 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Allocate twice the headers, because the next call starts while chunks are verified, and
-        # one more for a segment of notes.
+        # Allocate twice as many headers, because the next calls start while chunks are verified,
+        # and one more for a segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -458,7 +458,7 @@ class TierLoop:
             # little time because it was queued, not because the tier was slow.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
-        if run.open_batches > len(run.tasks):  # some have not started
+        if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
             # Ask about jobs concluded before ``halfway_s``, because only their calls hang for sure.

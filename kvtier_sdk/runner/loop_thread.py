@@ -93,8 +93,6 @@ class LoopRunner(ABC):
         return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
 
     def close(self, timeout_s: float) -> None:
-        """Drain and close the tier, and end the thread. A second call does nothing."""
-        # A thread that exceeds the time limit is left behind, and ends by itself once it can.
         # Set the flag first, because an interrupt may lead to a second call during the drain.
         if self._closing:
             return

@@ -43,8 +43,7 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
         # After a failure, retry in the background. Raise the error instead if the tier is required,
-        # or if the engine waits and the error is permanent.
-        # If the attempt blocks the loop past ``end_s``, the engine no longer waits for the opening.
+        # or if the error is permanent and the engine still waits: it waits only until ``end_s``.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:

@@ -32,10 +32,7 @@ def has_direct_io(fd: int) -> bool:
 
 
 def take_over(fd: int, size_bytes: int) -> bool:
-    """Shorten a file to ``size_bytes`` at most; return false if it must not be written over.
-
-    It must be a regular file with a single link, and open only here.
-    """
+    """Cut a file to at most ``size_bytes``; return false if it is irregular or in use elsewhere."""
     status = os.fstat(fd)
     # A second link may belong to a copy of the root, and the copy must not change.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:

@@ -20,11 +20,7 @@ from kvtier_sdk import (
 
 
 class Maintenance(ChunkStore):
-    """A view of the chunks on disk that changes nothing except in :meth:`delete`.
-
-    A deletion opens the shared files, because it must enter the removals in the ledger. Reads do
-    not open them.
-    """
+    """A view of the chunks on disk. Only :meth:`delete` changes files or opens the shared files."""
 
     def open(self) -> None:
         """Open the root, which must exist."""

@@ -20,11 +20,7 @@ from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
-    """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
-
-    Attributes:
-        is_closing: true makes a running scan fail.
-    """
+    """The root directory, where the tier owns one namespace. Methods block and are thread-safe."""
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
         self._config = config
@@ -39,7 +35,7 @@ class Root:
         self._remake_lock = threading.Lock()
         self._is_short = False
         self.directories = Directories(config, context.logger)
-        self.is_closing = False
+        self.is_closing = False  # true makes a running scan fail
 
     @property
     def fd(self) -> int:
@@ -170,8 +166,7 @@ class Root:
 
     def scan(self) -> Iterator[StoredChunk]:
         """Iterate over the chunks on disk in all namespaces."""
-        # An engine removes files of the wrong length in its own namespace, because it cannot load
-        # them.
+        # An engine cannot load files of the wrong length, so it removes them in its own namespace.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:

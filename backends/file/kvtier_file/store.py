@@ -88,7 +88,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, count the chunks. Lookups and loads need not wait."""
+        """Check the root, make directories, and count chunks. Lookups and loads need not wait."""
         try:
             with self._call():
                 self._usage.open()
@@ -235,7 +235,7 @@ class ChunkStore:
                 self._root.free_bytes(),
             )
 
-    # The methods below are the steps of a store.
+    # --- the steps of a store -----------------------------------------------------------------
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
@@ -304,8 +304,7 @@ class ChunkStore:
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Write the manifest again, in case it was removed or had no room. A failure here must
-            # not fail the stores.
+            # Write the manifest again, in case it was removed or had no room. Stores succeed without it.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
 
@@ -322,8 +321,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # A headroom this far below the reserved bytes makes this call evict the length of
-                # the new chunk.
+                # This headroom makes the call evict as many bytes as the new chunk has.
                 self._make_room(0, self._usage.reserved_bytes - transfer.object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
@@ -366,8 +364,7 @@ class ChunkStore:
                 reserved.extend(keys)
 
             try:
-                # Reserve all at once, because choosing victims for many chunks costs about as much
-                # as for one.
+                # Reserve all at once, because choosing victims costs as much for one as for many.
                 reserve(missing)
             except (OSError, TierCapacityError):
                 for key in missing:
@@ -533,7 +530,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Records an error of a block as a verdict. ``@contextmanager`` would be twice as slow."""
+    """A context that records a block's error as a verdict, twice as fast as ``@contextmanager``."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -568,11 +565,10 @@ class _Verdict:
 
 
 class _Pins:
-    """The chunks that this process is reading or writing, and must not evict.
+    """The chunks that this process reads or writes, and must not evict."""
 
-    Other processes need not see the pins: a file unlinked during a read stays readable, and a file
-    unlinked before the read is a miss.
-    """
+    # Other processes need not see the pins, because a file that is unlinked during a read stays
+    # readable, and a file that is unlinked before the read is a miss.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

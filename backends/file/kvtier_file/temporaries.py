@@ -63,7 +63,7 @@ class Temporaries:
 
     def adopt(self, name: str, directory_fd: int) -> bool:
         """Move an evicted chunk's file here as a spare; return false if that is not possible."""
-        # Not with ``sync``: a power failure might leave new content under the evicted chunk's name.
+        # With ``sync``, a power failure could leave new content under the evicted chunk's name.
         if self._sync:
             return False
         spare = self._names.new()
@@ -139,7 +139,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write a page and read it, with O_DIRECT if ``direct``; return true if that works."""
+        """Write and read a page, with O_DIRECT if ``direct`` is true; return true if that works."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
@@ -157,7 +157,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a file's times stay as they were set, to the nanosecond, after a read."""
+        """Return true if a file keeps the times that were set, to the nanosecond, after a read."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:
@@ -183,7 +183,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare that can be overwritten, and cut it; remove unusable spares."""
+        """Open a spare and cut it to ``size_bytes``; remove spares that cannot be overwritten."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

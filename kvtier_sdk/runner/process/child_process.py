@@ -111,7 +111,6 @@ class ChildProcess:
         await self._opened
 
     def change(self, options: Mapping[str, Any]) -> None:
-        """Send the values of the live options to the process."""
         self._send(plain_message(Kind.OPTIONS, options))
 
     async def drain(self, timeout_s: float) -> bool:
