@@ -11,7 +11,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """A count of a root's chunks that also chooses victims. Only ``in`` is thread-safe."""
+    """The count of a root's chunks, which also chooses victims. Only ``in`` is thread-safe."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes  # ``None`` for no limit

@@ -31,7 +31,7 @@ _STORED_NS = 1_000_000
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
-#: loads. A required gap between uses would not do: constant use would never raise the count.
+#: loads. A minimum gap between uses would fail: constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 

@@ -35,7 +35,7 @@ class SharedUsage:
         self._fingerprint = context.namespace.fingerprint
         self._report_removed = context.report_removed
         self._replica = UsageReplica(capacity_bytes, self._fingerprint)
-        # Use only ``in`` and ``latest_ns`` of this copy of the count without the lock.
+        # Without the lock, use only ``in`` and ``latest_ns`` of this process's copy of the count.
         self.budget = self._replica.budget
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None
@@ -165,12 +165,12 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases; leases with a reservation, whose owners may live, come first."""
+        """Return all other leases. First come leases with reservations: their owners may live."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 
     def _next_lease(self) -> list[str]:
-        """Return one other lease, another one in each call, because checking all would be slow."""
+        """Return the next of the other leases, because checking all of them would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]

@@ -304,7 +304,7 @@ class ChunkStore:
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Write the manifest again, in case it was removed or had no room. Stores succeed without it.
+            # Write the manifest again if it was removed or had no room. Stores succeed without it.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
 

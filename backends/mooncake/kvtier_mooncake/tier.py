@@ -35,7 +35,7 @@ class MooncakeTier(SecondaryTierManager):
     capabilities = Capability.DELETE
     # The client loads an object only into buffers of exactly the object's length.
     fixed_length = True
-    # Set-up and close of a client hold the interpreter lock for seconds: too long for the engine.
+    # Opening or closing a client holds the interpreter lock for seconds, too long for the engine.
     needs_process = True
     contract_version = 1
     config: MooncakeTierConfig
@@ -82,7 +82,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # The object has another length, or its node is dead. Get the length to find out.
+                # Either the object has another length, or its node is dead. Get the length to find out.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))

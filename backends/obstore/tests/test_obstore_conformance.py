@@ -113,7 +113,7 @@ class TestGoogle(OverAService):
     """Tests Google's XML protocol, of which the S3 server implements enough."""
 
     __test__ = True
-    # As for TestS3.
+    # Omit the tests that TestS3 omits, because the server is the same.
     test_any_sequence_of_calls = None
     test_no_partly_written_object_is_visible = None
 
