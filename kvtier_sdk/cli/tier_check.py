@@ -84,8 +84,7 @@ def check_tiers(
     config: TieringConfig, *, chunk_bytes: int, timeout_s: float
 ) -> Iterator[TierCheck]:
     """Connect to each tier, and store, look up, load and remove a chunk."""
-    # The chunk has a namespace of its own and a random key, so the check disturbs neither engines
-    # nor another check of the same store.
+    # The check's own namespace and a random key keep it from disturbing engines or other checks.
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
         for spec in config.tiers:

@@ -207,7 +207,6 @@ class ChunkCompressor:
 
     @property
     def gate(self) -> CompressionGate | None:
-        """The gate; ``None`` unless option ``compress`` is ``auto``."""
         return self._gate if self._options.compress == "auto" else None
 
     @asynccontextmanager

@@ -75,7 +75,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Wait for the running attempt, or for a new one; return its error, or ``None``."""
+        """Wait for the running attempt, or for a new attempt; return its error, or ``None``."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")

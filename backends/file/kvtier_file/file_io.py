@@ -52,14 +52,12 @@ def take_over(fd: int, size_bytes: int) -> bool:
 
 
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Write buffers one after the other, from the beginning of the file."""
     for moved_bytes in _transfer(os.pwritev, fd, buffers):
         if moved_bytes == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Fill buffers one after the other, from the beginning of the file."""
     for moved_bytes in _transfer(os.preadv, fd, buffers):
         if moved_bytes == 0:
             raise CorruptChunkError("the file was truncated during the read")

@@ -48,7 +48,6 @@ class RecencyIndex:
         return iter(self._uses.values())
 
     def size_bytes(self, key: OffloadKey) -> int:
-        """Return the size of a chunk; 0 if it is unknown."""
         use = self._uses.get(key)
         return 0 if use is None else use[2]
 

@@ -90,7 +90,6 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return the limits of file times for a call that starts now."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:
@@ -165,7 +164,6 @@ class Root:
             directory.temporaries.sweep(is_held)
 
     def scan(self) -> Iterator[StoredChunk]:
-        """Iterate over the chunks on disk in all namespaces."""
         # An engine cannot load files of the wrong length, so it removes them in its own namespace.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():

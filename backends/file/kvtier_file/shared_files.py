@@ -82,7 +82,6 @@ class Leases:
             ]
 
     def remove(self, name: str) -> None:
-        """Remove a lease's file. A missing file is ignored."""
         with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self._directory_fd)
 

@@ -36,8 +36,8 @@ class Reservation(NamedTuple):
 class SharedHeader:
     """The content of the header's file."""
 
-    # True if the counters agree with the disk. A change clears the flag, so the flag stays false
-    # after a crash, and the next process recounts.
+    # True if the counters agree with the disk. A change clears the flag until it is complete, so the
+    # next process recounts after a crash.
     clean: bool = False
     generation: int = 0  # a random number, new with each compaction of the ledger
     ledger_bytes: int = 0  # valid length of the ledger

@@ -165,7 +165,7 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases. First come leases with reservations: their owners may live."""
+        """Return all other leases. Leases with reservations, which are probably held, go first."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 

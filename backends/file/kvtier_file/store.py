@@ -269,7 +269,6 @@ class ChunkStore:
         missing: Mapping[OffloadKey, Transfer],
         verdicts: Verdicts,
     ) -> None:
-        """Reserve room, write temporary files, and give the files their final names."""
         reserved: list[OffloadKey] = []
         written: dict[OffloadKey, tuple[str, StoredChunk]] = {}
         placed: Collection[OffloadKey] = ()

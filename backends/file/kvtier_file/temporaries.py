@@ -54,7 +54,6 @@ class Temporaries:
         self._spares: list[str] = []
 
     def close(self) -> None:
-        """Remove the remaining spares, and close the directory."""
         for name in self._spares:
             self.discard(name)
         if self._fd is not None:
@@ -97,7 +96,6 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write transfers to files; return the names, or ``None`` for each chunk not written."""
         # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
@@ -112,7 +110,6 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Give files their final names; return an outcome for each."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict
@@ -127,7 +124,6 @@ class Temporaries:
             os.unlink(name, dir_fd=self._open())
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
-        """Remove the files of dead processes."""
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,4 @@
-"""Several tiers in one process share a root. Each has its own lease, descriptors and replica.
-
-The tests with real processes are in ``test_file_processes.py``.
-"""
+"""Several tiers in one process share a root; ``test_file_processes.py`` has real processes."""
 
 import asyncio
 import errno

@@ -57,7 +57,6 @@ def open_for_maintenance(
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
     """Open a tier in a thread, beside the engines that use it, and close it at the end."""
-    # Unless ``stores`` is true, the tier is opened with TierContext.maintenance.
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
@@ -95,10 +94,7 @@ def chunk_bytes_of(namespace: Namespace) -> int | None:
 
 @dataclass(eq=False)
 class MaintainedTier(BlockingTier):
-    """A tier that a tool uses from one thread.
-
-    The methods raise a :class:`TierError` if the tier fails. A failed chunk only gets a verdict.
-    """
+    """A tier for a tool's thread. Methods raise :class:`TierError` only for faults of the tier."""
 
     _runner: ThreadRunner
     _pool: HostPool
@@ -111,7 +107,6 @@ class MaintainedTier(BlockingTier):
         return self.client.spec
 
     def need(self, capability: Capability, doing: str) -> None:
-        """Raise :class:`ConfigError` if the tier lacks a capability."""
         spec = self.spec
         if capability not in spec.tier_class.capabilities:
             raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")

@@ -1,7 +1,4 @@
-"""The main program of a tier's process: an event loop reads jobs, calls the tier and sends reports.
-
-:mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
-"""
+"""The main program of a tier's process, which the engine's ``ChildProcess`` starts."""
 
 from __future__ import annotations
 

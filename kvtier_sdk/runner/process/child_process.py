@@ -93,8 +93,7 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, and wait until it accepts jobs. The tier may open later."""
-        # After an error or a cancellation, the caller must call end().
+        """Start the process, and wait until it accepts jobs. If this fails, call :meth:`end`."""
         with self._their_control, self._their_data:
             try:
                 self._spawn(pool_fd)

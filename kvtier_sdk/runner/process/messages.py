@@ -273,7 +273,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes and return their number; if the connection is broken, all count as sent."""
+        """Send bytes, and return their number. If the connection is broken, count all as sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):
