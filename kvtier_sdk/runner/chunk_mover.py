@@ -16,8 +16,7 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The maximum number of chunks whose failed load is remembered. Forgetting a chunk is harmless,
-#: because its next load fails too, and the mover remembers the chunk again.
+#: Remember at most this many failed loads. Forgetting a load is harmless: the next load fails too.
 _MAX_UNLOADED = 65_536
 
 

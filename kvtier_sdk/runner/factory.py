@@ -21,8 +21,7 @@ def wants_process(spec: TierSpec) -> bool:
     tier_class = spec.tier_class
     if tier_class.needs_process:
         return True
-    # A thread that waits for a disk or a network would compete with the engine for the interpreter
-    # lock each time it wakes up.
+    # A thread that waits for I/O competes for the engine's interpreter lock at each wake-up.
     outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
     return option == "process" or (option == "auto" and outside)
 

@@ -44,15 +44,13 @@ class Inventory:
     _events: EventLog
     _may_scan: Callable[[], bool]
     _log: TierLog
-    #: Keeps the chunks' notes in the tier; ``None`` if chunks have no notes.
-    _segments: NoteSegments | None = None
+    _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
     # For each chunk, the number of the last scan that found it or that began before its store.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
     # For each running store or scan, the chunks removed since it began.
     _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)
-    # The known chunks whose notes are missing.
-    _bare: set[OffloadKey] = field(default_factory=set)
+    _bare: set[OffloadKey] = field(default_factory=set)  # known chunks whose notes are missing
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager

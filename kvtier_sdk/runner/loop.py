@@ -81,8 +81,7 @@ class _Run:
     # The number of batches that have not ended, and the tasks that may still use the slots.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    # Start times of the tier's calls that have not returned.
-    calls_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list)  # start times of running calls
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
@@ -142,8 +141,7 @@ class TierLoop:
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
-        # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
-        # always free buffers for the next batch.
+        # A hanging call counts toward ``concurrency``, so the next batch always finds free buffers.
         under_way = options.concurrency * self._batch_chunks
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:

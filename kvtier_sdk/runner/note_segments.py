@@ -46,8 +46,7 @@ class NoteSegments:
 
     _call: TierCaller
     _mover: ChunkMover
-    #: One slot, for the segment that is being stored or loaded.
-    _memory: HostPool
+    _memory: HostPool  # one slot, for the segment that is being stored or loaded
     _clock: Clock
     _rng: random.Random
     _log: TierLog

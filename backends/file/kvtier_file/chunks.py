@@ -18,8 +18,7 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time of use more than this ahead of the clock is implausible, because the clocks of processes
-#: that share a root differ by less.
+#: A time of use further ahead of the clock is implausible: a root's processes differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
 #: These last six digits mark an access time as the time of a store. If a foreign program reads the

@@ -38,8 +38,7 @@ def take_over(fd: int, size_bytes: int) -> bool:
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         return False
     try:
-        # When another process opens the file, the kernel signals the owner of the lease. The
-        # default signal ends a process; SIGURG does not.
+        # The kernel signals the lease's owner if a process opens the file. SIGURG is ignored.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         # The kernel grants the lease only if nobody else has the file open.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -28,8 +28,7 @@ class Root:
         self._fingerprint = context.namespace.fingerprint
         self._names = names
         self._lengths = range(context.header_bytes + ALIGNMENT, context.object_bytes + 1, ALIGNMENT)
-        # Use O_DIRECT even before `prepare` probes it, because a file that refuses O_DIRECT is read
-        # through the page cache.
+        # Use O_DIRECT even before the probe, because reads fall back to the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()

@@ -90,8 +90,7 @@ def new_lease() -> str:
     return os.urandom(8).hex()
 
 
-# A forked child closes its copies of these files, because a lock is held until all copies of a
-# descriptor are closed.
+# A forked child closes its copies of these files, because they would keep the lease locked.
 _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 

@@ -36,8 +36,7 @@ class Reservation(NamedTuple):
 class SharedHeader:
     """The content of the header's file."""
 
-    # True if the counters agree with the disk. A change clears the flag until it is complete, so the
-    # next process recounts after a crash.
+    # True if the counters agree with the disk. False during a change, even if the process crashes.
     clean: bool = False
     generation: int = 0  # a random number, new with each compaction of the ledger
     ledger_bytes: int = 0  # valid length of the ledger

@@ -67,10 +67,8 @@ class ChunkStore:
         self._logger = context.logger
         self._evicted_age_s = context.gauge("evicted_age_seconds")
         self._clock = RecencyClock(context.clock, lambda: self._usage.budget.latest_ns)
-        # Time at which the file system last refused a write; used under the shared lock.
-        self._refused_s = -math.inf
-        # This lock guards the attributes below.
-        self._lock = threading.Lock()
+        self._refused_s = -math.inf  # time of the last refused write; used under the shared lock
+        self._lock = threading.Lock()  # guards the attributes below
         self._calls = 0
         self._is_open = False
 
@@ -121,8 +119,7 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Collect the misses that have a file or are counted. Only these need the lock: plain misses
-        # are common, so they must not wait for it.
+        # Only misses that have a file or are counted need the lock. Others must not wait for it.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -223,8 +220,7 @@ class ChunkStore:
     def usage(self) -> Usage:
         """Return the usage of all namespaces under the root."""
         with self._translating("readable"), self._call(), self._usage.locked():
-            # The ledger does not show files that were removed by hand. Without a recount, their
-            # bytes would stay counted.
+            # Recount if the oldest files were removed by hand, because the ledger lacks such removals.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()

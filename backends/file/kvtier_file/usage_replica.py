@@ -22,8 +22,7 @@ class UsageReplica:
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
-        # True for evicted chunks, false for deleted chunks.
-        self._removed: dict[OffloadKey, bool] = {}
+        self._removed: dict[OffloadKey, bool] = {}  # true for evicted chunks, false for deleted
         # The ledger's generation, and the offset up to which the budget includes its changes.
         self._generation: int | None = None
         self._end = 0

@@ -89,8 +89,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # The first call copies the files' times of use into the budget. A second call then finds
-        # the same times, and must return the same victims.
+        # The first call copies the files' times to the budget, so the second call must agree.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected

@@ -99,8 +99,7 @@ class MaintainedTier(BlockingTier):
     _runner: ThreadRunner
     _pool: HostPool
     _timeout_s: float
-    #: Number of loaded and stored chunks that are compressed.
-    compressed_chunks: int = 0
+    compressed_chunks: int = 0  # among the loaded and stored chunks
 
     @property
     def spec(self) -> TierSpec:

@@ -319,8 +319,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 def copy_fd(fd: int) -> int:
     """Copy a descriptor to a number above 2."""
-    # The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
-    # streams, any descriptor may have such a number.
+    # The child needs numbers 0 to 2 for its streams, which an engine may use for other files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

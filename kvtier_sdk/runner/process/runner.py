@@ -66,8 +66,7 @@ class ProcessRunner(LoopRunner):
     burst of reports.
     """
 
-    # The kernel may need this long to end a killed process.
-    _grace_s = 10.0
+    _grace_s = 10.0  # the kernel may need this long to end a killed process
 
     def __init__(
         self,
@@ -83,11 +82,9 @@ class ProcessRunner(LoopRunner):
         self._announce = announce
         # The process's channel, or ``None``. After the start, only the engine's thread sets it.
         self._data: Channel | None = None
-        # Reports of the supervisor that the engine's thread has not polled yet, each with the
-        # channel of its process.
+        # The supervisor's unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
-        # Reports that :meth:`close` has polled, for the next poll.
-        self._unpolled: list[Report] = []
+        self._unpolled: list[Report] = []  # reports that :meth:`close` has polled, for the next poll
         self._reading = threading.Lock()
         # Becomes readable only once when reports arrive. The engine's thread arms the epoll again
         # when it polls, without waking the supervisor thread.
@@ -97,8 +94,7 @@ class ProcessRunner(LoopRunner):
         self._pool = pool
         # The process that accepts jobs, or ``None``. Only the supervisor thread sets it.
         self._child: ChildProcess | None = None
-        # The options that the process was started with, or was sent last.
-        self._sent: Mapping[str, Any] = {}
+        self._sent: Mapping[str, Any] = {}  # the live options that the process received last
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
 
