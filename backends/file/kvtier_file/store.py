@@ -220,7 +220,7 @@ class ChunkStore:
     def usage(self) -> Usage:
         """Return the usage of all namespaces under the root."""
         with self._translating("readable"), self._call(), self._usage.locked():
-            # Recount if the oldest files were removed by hand, because the ledger lacks such removals.
+            # Recount if the oldest files were removed by hand, which the ledger does not show.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()

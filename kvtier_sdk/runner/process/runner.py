@@ -84,7 +84,7 @@ class ProcessRunner(LoopRunner):
         self._data: Channel | None = None
         # The supervisor's unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
-        self._unpolled: list[Report] = []  # reports that :meth:`close` has polled, for the next poll
+        self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
         # Becomes readable only once when reports arrive. The engine's thread arms the epoll again
         # when it polls, without waking the supervisor thread.
