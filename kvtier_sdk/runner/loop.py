@@ -459,8 +459,8 @@ class TierLoop:
         if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Ask about jobs concluded before ``halfway_s``, because only their calls hang for sure.
-            # This job's calls were cancelled just now, and may soon end.
+            # Count only calls of jobs concluded before ``halfway_s``, because these calls surely
+            # hang. This job's calls were cancelled just now, and may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 

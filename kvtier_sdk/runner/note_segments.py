@@ -114,7 +114,7 @@ class NoteSegments:
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
-        """Delete segments that newer segments replace, and touch the others to protect them."""
+        """Delete segments that newer segments replace, and touch the others to keep them."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
         covered: set[OffloadKey] = set()

@@ -62,7 +62,7 @@ class Temporaries:
 
     def adopt(self, name: str, directory_fd: int) -> bool:
         """Move an evicted chunk's file here as a spare; return false if that is not possible."""
-        # With ``sync``, a power failure could leave new content under the evicted chunk's name.
+        # Adopt nothing with ``sync``: a power failure could put new content under the old name.
         if self._sync:
             return False
         spare = self._names.new()

@@ -110,7 +110,7 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """Tests Google's XML protocol, of which the S3 server implements enough."""
+    """The S3 server implements enough of Google's XML protocol."""
 
     __test__ = True
     # Omit the tests that TestS3 omits, because the server is the same.

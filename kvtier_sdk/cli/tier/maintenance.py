@@ -33,7 +33,7 @@ _EXAMINED_BYTES = 64 * 2**20
 _UNKNOWN_BYTES = 4096
 #: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
 _MOST_CHUNK_BYTES = 2**30
-#: Retry at least so often, for 2.5 s rather than 60 ms, because a failure ends the command.
+#: Retry at least this many times (2.5 s rather than 60 ms), because a failure ends the command.
 _RETRIES = 7
 #: The verdicts that concern one chunk; all others concern the whole tier.
 _OF_A_CHUNK = (
@@ -94,7 +94,7 @@ def chunk_bytes_of(namespace: Namespace) -> int | None:
 
 @dataclass(eq=False)
 class MaintainedTier(BlockingTier):
-    """A tier for a tool's thread. Methods raise :class:`TierError` only for faults of the tier."""
+    """A tier for a tool's thread. Its methods raise :class:`TierError` if the tier itself fails."""
 
     _runner: ThreadRunner
     _pool: HostPool

@@ -86,8 +86,8 @@ class ProcessRunner(LoopRunner):
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
-        # Becomes readable only once when reports arrive. The engine's thread arms the epoll again
-        # when it polls, without waking the supervisor thread.
+        # The epoll becomes readable only once when reports arrive. A poll by the engine's thread
+        # re-arms it without waking the supervisor thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
