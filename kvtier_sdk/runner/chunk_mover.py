@@ -35,7 +35,7 @@ class ChunkMover:
     _headers: BufferArena
     _sealer: ChunkSealer | None
     _compressor: ChunkCompressor
-    # Chunks whose last load failed or is still under way; oldest first.
+    # Chunks whose last load failed or has not ended; oldest first.
     _unloaded: dict[OffloadKey, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -237,7 +237,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     def options_changed(self) -> None:
-        """Warn of a live option that has no effect. Any thread may call this."""
+        """Warn about a live option that has no effect. Any thread may call this."""
         if self.options.compress != "never" and self._no_coder is not None:
             self._log.warning("option 'compress' has no effect: %s", self._no_coder)
 

@@ -50,7 +50,7 @@ class NoteSegments:
     _clock: Clock
     _rng: random.Random
     _log: TierLog
-    # Notes that are not in a full segment yet. Any thread may call a dictionary's methods.
+    # Notes that are not in a full segment yet. A dictionary's methods are thread-safe.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
     # The chunks of each segment that was read or written; ``None`` for an unreadable segment.

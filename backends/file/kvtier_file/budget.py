@@ -55,7 +55,6 @@ class Budget:
         self.used_bytes -= self._indices[fingerprint].discard(key)
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
-        """Set the last use of a known chunk, in nanoseconds since the epoch."""
         self.latest_ns = max(self.latest_ns, used_ns)
         index = self._indices[chunk_id.fingerprint]
         index.put((used_ns, chunk_id.key, index.size_bytes(chunk_id.key)))

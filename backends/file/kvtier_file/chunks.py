@@ -41,7 +41,7 @@ def earlier_uses(used_ns: int) -> int:
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, including the count. It is later than ``known_ns``."""
+    """Return the time to record for a use, with the count. It is always after ``known_ns``."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)

@@ -272,7 +272,6 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Return the access and modification times that record a use."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 

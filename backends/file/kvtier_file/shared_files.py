@@ -73,7 +73,6 @@ class Leases:
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
-        """Return the names of the leases of living and dead processes."""
         with os.scandir(self._directory_fd) as entries:
             return [
                 entry.name

@@ -10,7 +10,7 @@ from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedEr
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it has this length and has grown by this factor since it was compacted.
+# Compact a ledger once it has this length and has grown by this factor since its last compaction.
 # Compactions must be rare, because after each, every process reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8

@@ -111,15 +111,12 @@ class MaintainedTier(BlockingTier):
             raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over the chunks of a tier with ``Capability.SCAN``."""
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:
-        """Iterate over the namespaces of a tier with ``Capability.NAMESPACES``."""
         return self._iterate(TierCaller.namespaces)
 
     def usage(self) -> Usage:
-        """Return the usage of a tier with ``Capability.USAGE``."""
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -151,7 +148,7 @@ class MaintainedTier(BlockingTier):
         return lambda: self._answer(job, Verdict.OK)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""
+        """Delete chunks; ignore missing chunks."""
         for page in pages(keys):
             self._answer(self.client.delete(page), Verdict.OK)
 

@@ -72,7 +72,6 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List a tier's namespaces, sorted by model."""
     with open_for_maintenance(spec, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
