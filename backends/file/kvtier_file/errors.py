@@ -24,8 +24,7 @@ ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: Error numbers of a fault that affects a single chunk's file: permissions, bad sectors, a foreign
-#: file.
+#: Error numbers of faults in one chunk's file, such as permissions, bad sectors or a foreign file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,

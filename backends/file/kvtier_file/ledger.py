@@ -28,7 +28,7 @@ _RECORD = struct.Struct("<16sqqB")
 
 
 class LedgerDamagedError(Exception):
-    """The ledger is shorter than the shared header says, or has invalid records."""
+    """The ledger is shorter than the shared header states, or has invalid records."""
 
 
 class Ledger:

@@ -19,8 +19,7 @@ _WEIGHT = 0.5
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
-# An outdated entry stays in its heap until it reaches the top. The heaps are rebuilt when outdated
-# entries outnumber the current entries by more than this number.
+# Rebuild the heaps when their outdated entries outnumber the current entries by more than this.
 _MAX_OUTDATED = 64
 
 
@@ -34,8 +33,7 @@ class RecencyIndex:
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # One heap for each class; ``None`` until a search needs the heaps.
-        self._heaps: list[list[Use]] | None = None
+        self._heaps: list[list[Use]] | None = None  # one for each class; ``None`` until needed
         self._outdated = 0
 
     def __len__(self) -> int:
@@ -48,7 +46,6 @@ class RecencyIndex:
         return iter(self._uses.values())
 
     def size_bytes(self, key: OffloadKey) -> int:
-        """Return the size of a chunk; 0 if it is unknown."""
         use = self._uses.get(key)
         return 0 if use is None else use[2]
 

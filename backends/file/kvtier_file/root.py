@@ -20,11 +20,7 @@ from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
-    """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
-
-    Attributes:
-        is_closing: true makes a running scan fail.
-    """
+    """The root directory, where the tier owns one namespace. Methods block and are thread-safe."""
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
         self._config = config
@@ -32,14 +28,13 @@ class Root:
         self._fingerprint = context.namespace.fingerprint
         self._names = names
         self._lengths = range(context.header_bytes + ALIGNMENT, context.object_bytes + 1, ALIGNMENT)
-        # Use O_DIRECT even before `prepare` probes it, because a file that refuses O_DIRECT is read
-        # through the page cache.
+        # Use O_DIRECT even before the probe, because reads fall back to the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
         self._is_short = False
         self.directories = Directories(config, context.logger)
-        self.is_closing = False
+        self.is_closing = False  # true makes a running scan fail
 
     @property
     def fd(self) -> int:
@@ -94,7 +89,6 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return the limits of file times for a call that starts now."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:
@@ -169,9 +163,7 @@ class Root:
             directory.temporaries.sweep(is_held)
 
     def scan(self) -> Iterator[StoredChunk]:
-        """Iterate over the chunks on disk in all namespaces."""
-        # An engine removes files of the wrong length in its own namespace, because it cannot load
-        # them.
+        # An engine cannot load files of the wrong length, so it removes them in its own namespace.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:

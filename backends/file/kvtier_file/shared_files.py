@@ -73,7 +73,6 @@ class Leases:
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
-        """Return the names of the leases of living and dead processes."""
         with os.scandir(self._directory_fd) as entries:
             return [
                 entry.name
@@ -82,7 +81,6 @@ class Leases:
             ]
 
     def remove(self, name: str) -> None:
-        """Remove a lease's file. A missing file is ignored."""
         with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self._directory_fd)
 
@@ -91,8 +89,7 @@ def new_lease() -> str:
     return os.urandom(8).hex()
 
 
-# A forked child closes its copies of these files, because a lock is held until all copies of a
-# descriptor are closed.
+# A forked child closes its copies of these files, because they would keep the lease locked.
 _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 

@@ -25,11 +25,6 @@ class SharedUsage:
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
     the disk. A killed process also loses the lock of its lease. The next process that opens the
     root or is short of room removes the temporary files and reservations of the dead process.
-
-    Attributes:
-        budget: this process's copy of the count. Without the lock, only ``in`` and ``latest_ns``
-            may be used.
-        is_counted: true once the chunks on disk have been counted for the first time.
     """
 
     def __init__(
@@ -40,10 +35,11 @@ class SharedUsage:
         self._fingerprint = context.namespace.fingerprint
         self._report_removed = context.report_removed
         self._replica = UsageReplica(capacity_bytes, self._fingerprint)
+        # Without the lock, use only ``in`` and ``latest_ns`` of this process's copy of the count.
         self.budget = self._replica.budget
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None
-        self.is_counted = False
+        self.is_counted = False  # true once the chunks on disk have been counted
         self._thread_lock = threading.Lock()
         # The attributes below are valid only while the lock is held.
         self._header = SharedHeader()
@@ -169,12 +165,12 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases, first those with a reservation, whose owners may be alive."""
+        """Return all other leases. Leases with reservations, which are probably held, go first."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 
     def _next_lease(self) -> list[str]:
-        """Return one other lease, in each call the next one, because checking all would be slow."""
+        """Return the next of the other leases, because checking all of them would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -197,7 +193,7 @@ class SharedUsage:
             self._header.reservations.pop(lease, None)
             self._files.leases.remove(lease)
 
-    # The methods below join and leave the root, and begin and end a block under the lock.
+    # --- joining and leaving the root, and running a block under the lock ---------------------
 
     @property
     def _files(self) -> SharedFiles:
@@ -247,8 +243,7 @@ class SharedUsage:
         header.used_bytes = self.budget.used_bytes
         header.chunks = len(self.budget)
         changes, self._changes = self._changes, []
-        # After an unexpected error the count may miss renames and unlinks, so the header stays
-        # dirty.
+        # After an unexpected error the count may miss changes on disk, so the header stays dirty.
         if succeeded and not header.clean:
             try:
                 self._replica.publish(header, self._files.ledger, changes)

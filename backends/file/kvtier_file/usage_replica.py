@@ -10,7 +10,7 @@ from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedEr
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it has this length and has grown by this factor since it was compacted.
+# Compact a ledger once it has this length and has grown by this factor since its last compaction.
 # Compactions must be rare, because after each, every process reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
@@ -22,8 +22,7 @@ class UsageReplica:
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
-        # True for evicted chunks, false for deleted chunks.
-        self._removed: dict[OffloadKey, bool] = {}
+        self._removed: dict[OffloadKey, bool] = {}  # true for evicted chunks, false for deleted
         # The ledger's generation, and the offset up to which the budget includes its changes.
         self._generation: int | None = None
         self._end = 0

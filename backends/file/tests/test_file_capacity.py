@@ -12,7 +12,7 @@ from kvtier_file.chunks import earlier_uses
 from kvtier_sdk import ChunkNotFoundError, ConfigError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
-# After a store has made room, the ledger may grow by this many bytes.
+# The ledger may grow by this many bytes after a store has made room.
 LEDGER_BYTES = 2 * 4096
 
 

@@ -110,10 +110,10 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """Tests Google's XML protocol, of which the S3 server implements enough."""
+    """The S3 server implements enough of Google's XML protocol."""
 
     __test__ = True
-    # As for TestS3.
+    # Omit the tests that TestS3 omits, because the server is the same.
     test_any_sequence_of_calls = None
     test_no_partly_written_object_is_visible = None
 
