@@ -31,8 +31,7 @@ from kvtier_sdk.testing import (
 from kvtier_sdk.testing.conformance import chunks, outages
 from kvtier_sdk.testing.conformance.suite import run_check
 
-#: Checks that use threads, processes or real delays. All other checks run on virtual time, where a
-#: call that never ends reaches its time limit at once.
+#: Checks that need real time. A hung call in any other check times out at once, on virtual time.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -74,7 +73,7 @@ def outcomes_of(
 
 @pytest.fixture(autouse=True)
 def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt small chunks, and send big batches only where these are tested."""
+    """Interrupt small chunks, and send big batches only in the tests of big batches."""
     monkeypatch.setattr(outages, "_CHUNK_BYTES", CHUNK_BYTES)
     if not re.search("big_?batch", request.node.name, re.IGNORECASE):
         monkeypatch.setattr(chunks, "_BIG_BATCH", 32)
@@ -149,8 +148,6 @@ def test_the_search_for_a_shorter_sequence_is_bounded() -> None:
 
 
 class Unsteady(ShelfTier):
-    """A tier whose first load returns wrong bytes."""
-
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
         if "unsteady" not in self.shelf.marks:

@@ -1,4 +1,4 @@
-"""Routers hear of files: of an engine that is idle or new, and whatever another process does."""
+"""Routers learn the chunks of a file tier from an idle engine, whoever changes the files."""
 
 from __future__ import annotations
 
