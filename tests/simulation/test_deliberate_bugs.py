@@ -48,7 +48,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug and the rules that can find it. The first ``seed`` finds a rare bug soon."""
+    """Register a bug and the rules that can find it. ``seed`` is tried first, to save time."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, seed, make

@@ -148,7 +148,7 @@ def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]
         server.resume()
 
     def kill() -> None:
-        """redis-server killed, and started again, empty"""
+        """redis-server killed and restarted empty"""
         server.kill()
         over.wait(_FAULT_S)
         server.start()

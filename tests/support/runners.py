@@ -98,11 +98,7 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier whose options make it hang, fail or crash.
-
-    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier notes events
-    such as "opened" in the file ``diary``, which outlives the tier's process.
-    """
+    """A memory tier whose ``on_`` options name actions, and which logs events in ``diary``."""
 
     config_model = MisbehavingConfig
     config: Any

@@ -4,7 +4,7 @@ S3 shows an object only when it has arrived whole, and the last of two writers w
 s3`` writes an object's file while the request arrives, and answers a second writer with an error.
 The proxy reads each request to its end, and forwards requests one by one.
 
-The proxy is its own process, ``python s3_front.py PORT``. ``PORT`` is rclone's port.
+``python s3_front.py PORT`` runs the proxy in its own process. ``PORT`` is rclone's port.
 """
 
 from __future__ import annotations

@@ -59,8 +59,6 @@ MOVES = (LOAD, STORE)
 
 
 class Account:
-    """A record of the loop's reports, and of broken rules."""
-
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         self.job_of: dict[OffloadKey, int] = {}
@@ -347,7 +345,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job in new slots, for ``names`` or, without names, for ``keys`` new keys."""
+        """Make a job in new slots, for ``names`` or for ``keys`` new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []

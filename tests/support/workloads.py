@@ -142,7 +142,7 @@ def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Count the hits of a simulated host pool that has no tiers behind it."""
+    """Count the hits of a simulated host pool without tiers."""
     return sum(
         sum(1 for _ in takewhile(held.__contains__, request.keys))
         for request, held in zip(workload, play(workload, policy, slots), strict=True)
