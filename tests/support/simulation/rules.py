@@ -1,4 +1,4 @@
-"""The manager's rules, checked against records that are independent of the manager."""
+"""Checks the manager's tables against records that are independent of the manager."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ class _SlotUse:
 
 
 class Rules:
-    """Checks of the manager's tables against independent records.
-
-    The records come from the device, from the tiers and their ledgers, and from the policy.
-    """
-
     def __init__(self, world: World) -> None:
         self._manager = world.manager
         self._inside = world.inside
@@ -87,7 +82,7 @@ class Rules:
         self._record.check()
 
     def check_idle(self) -> None:
-        """Check the rules that hold when the manager says that no work is pending."""
+        """Check the rules that hold when the manager reports that no work is pending."""
         inside = self._inside
         waiting = [item for tier in inside.tiers for item in inside.collected(tier)]
         jobs = [ledger.describe() for ledger in self._ledgers if ledger.pending]

@@ -133,7 +133,5 @@ class SimulatedTier(MemoryTier):
 
 
 class PaddedSimulatedTier(SimulatedTier):
-    """A tier with buffers longer than a chunk, and at most three keys in a call."""
-
     alignment = 128
     max_batch_keys = 3

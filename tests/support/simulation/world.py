@@ -48,7 +48,7 @@ _CALM_STEP_S = 0.02
 #: The longest stall of a tier's loop, below the 1 s after which the manager ends overdue jobs.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
-#: The longest duration of a function in a thread.
+#: The longest simulated duration of a function in a thread.
 _LONGEST_CALL_S = 0.002
 #: The duration of a lull, a pause of the engine after a step.
 _LULL_S = 1.0
@@ -134,7 +134,7 @@ class World:
 
     def _compress(self) -> str:
         chosen = self._compressor.choice(["always", "never"])
-        # In few worlds, so that the seeds that are known to find a deliberate bug still do.
+        # Draw "auto" rarely, so that seeds known to find a bug still find it.
         return "auto" if chosen == "always" and self.seed % 8 == 7 else chosen
 
     def breach(self, rule: str, message: str) -> None:
