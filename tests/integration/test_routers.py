@@ -1,4 +1,4 @@
-"""Routers learn the chunks of a file tier from an idle engine, whoever changes the files."""
+"""An idle engine announces all chunks of a file tier to routers, whoever changes the files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvtier_sdk import make_offload_key
 from kvtier_sdk.engine import ChunkNote
 
 KEYS = [make_offload_key(n.to_bytes(32, "big")) for n in range(1, 5)]
-#: Tokens that would be easy to find in a file.
+#: Conspicuous tokens, which a test searches for in files.
 TOKENS = [0x7A3B1F] * 16
 
 

@@ -103,7 +103,7 @@ class Event:
 class FakeCUDA:
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.pieces: dict[int, int] = {}  # sizes of registered memory areas, by address
-        self.pinned: dict[int, int] = {}  # the same of memory that the owner allocated pinned
+        self.pinned: dict[int, int] = {}  # the same for memory allocated as pinned
         self.error = 0
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.

@@ -13,7 +13,7 @@ _HEAD = struct.Struct(f"<{_LAYERS}H{_LAYERS * _SYMBOLS}s")
 _FOOTER = struct.Struct("<4sHHQ")
 #: Each kind's bytes per element, bits of the exponent, and true if elements are rounded.
 _KINDS = [(2, 8, False), (2, 5, False), (1, 4, False), (1, 5, False), (2, 8, True), (2, 5, True)]
-#: The smallest and the largest scale, by the bits of the exponent.
+#: The smallest and the largest scale, by the number of exponent bits.
 _SCALES = {8: (19, 254), 5: (120, 142)}
 
 _Array = np.ndarray[Any, Any]

@@ -66,7 +66,7 @@ class ExpiredError(TierAuthError):
         self.days = days
 
 
-#: Actions that raise an error, by name.
+#: Errors, by the names of the actions that raise them.
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "refuse": lambda: TierUnavailableError("connection refused"),
     "dally": lambda: TierTimeoutError("no connection within 2 s"),
@@ -98,7 +98,7 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier whose ``on_`` options name actions, and which logs events in ``diary``."""
+    """A memory tier. Its ``on_`` options name actions, and the file ``diary`` records events."""
 
     config_model = MisbehavingConfig
     config: Any

@@ -1,7 +1,4 @@
-"""Runs a tier's loop on virtual time, over a tier that follows a script.
-
-An :class:`Account` records reports and broken rules. :meth:`Rig.close` fails if a rule was broken.
-"""
+"""Runs a tier's loop on virtual time, over a scripted tier, and records broken rules."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
-        # The time at which each chunk was announced as stored, without removed chunks.
+        # The time at which each chunk was announced as stored. A removal deletes the entry.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False
@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Measure from the end of the second step, because the manager may ask the tier
-                # only then, and to the beginning of this step, which precedes the manager's clock.
+                # Measure from the end of the second step, because the manager may ask the tier only
+                # then. Measure to the start of this step, before the manager read its clock.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

@@ -19,8 +19,6 @@ _DURATIONS_S = (0.05, 0.5, 100.0)
 
 
 class HintGiver:
-    """The hints of one simulation, drawn with a separate random generator."""
-
     def __init__(self, seed: int) -> None:
         # Leave most simulations without hints, so that seeds known to find a bug still find it.
         self.is_active = seed % 3 == 1

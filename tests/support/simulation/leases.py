@@ -1,4 +1,4 @@
-"""The expected leases, worked out from receipts, uses and the simulation's clock."""
+"""The leases that the manager should have, from receipts, uses and the simulation's clock."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ class Terms:
 
 
 class LeaseRecord:
-    """The leases that the manager should have."""
-
     def __init__(self, world: World) -> None:
         self.held: dict[OffloadKey, Terms] = {}
         slots = world.plan.slots
@@ -102,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that a tenant with fewer chunks than its share could not have got more."""
+        """Check that a tenant who got fewer chunks than it wanted could not get more."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"
@@ -150,7 +148,6 @@ class LeaseRecord:
     # --- checks -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Compare the record with the manager's leases."""
         self._forget()
         primary = self._inside.primary
         for key, step in list(self.purged.items()):

@@ -18,7 +18,7 @@ from support.simulation.leases import LeaseRecord, Terms, within
 if TYPE_CHECKING:
     from support.simulation.world import World
 
-#: The prefix of the ids of prefetches' requests, and the duration of prefetches' leases.
+#: The prefix of a prefetch's request id, and the duration of its leases.
 _PREFETCH = "kvtier prefetch "
 _PREFETCH_S = 60.0
 _WINDOW = 64

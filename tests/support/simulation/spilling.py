@@ -32,7 +32,7 @@ class SpillRule:
                 inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
-        """Expect the tiers to get a chunk that is readable now, before its eviction."""
+        """Require that the tiers get a newly readable chunk before its eviction."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)

@@ -1,4 +1,4 @@
-"""One simulation, from its set-up to its end."""
+"""One simulation: a manager, its tiers and an engine, from set-up to end."""
 
 from __future__ import annotations
 
@@ -72,8 +72,6 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers and an engine, with the checks of one simulation."""
-
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self._first_breach: Breach | None = None

@@ -34,8 +34,6 @@ _LIMIT_S = 0.5
 
 
 class BrokenTier(ShelfTier):
-    """A tier with one fault, which exactly one check of the kit rejects."""
-
     fails: ClassVar[str]
     # Text of the check's error, besides the rule.
     message: ClassVar[str] = ""
