@@ -192,7 +192,6 @@ for module in pkgutil.walk_packages(kvtier_sdk.__path__, "kvtier_sdk.", lambda n
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
-    """Copy the tests and the files that the tests need; return the paths of the tests."""
     ignored = shutil.ignore_patterns("__pycache__")
     places = list(_PLACES)
     for part in ("unit", "simulation", "support"):

@@ -191,8 +191,6 @@ class NoCoroutine(ShelfTier):
 
 
 class NoVersion(ShelfTier):
-    """A tier for a contract version that does not exist yet."""
-
     contract_version = 2
 
 

@@ -85,7 +85,6 @@ def test_verify_finds_each_of_50_damaged_chunks_and_repairs(folder: Folder, tmp_
 
 
 def killed_and_completed(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
-    """Kill a copy half-way, then return the result of a complete run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:

@@ -18,7 +18,6 @@ from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_vllm.early_check import check_engine
 from support.live import Live
 
-#: The facts of the engine's namespace.
 ENGINE = {"model": "llama", "dtype": "bfloat16", "hash_seed": "0"}
 CHUNK_BYTES = 64 << 10
 KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]

@@ -325,8 +325,6 @@ def misbehaving(
 
 
 class SeenRunner:
-    """A wrapper that records a runner's reports, except results, metrics and usage."""
-
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
         self.others: list[Report] = []

@@ -126,7 +126,6 @@ class Slots:
 class Act:
     #: The call's outcome: "fine", a key of ``RAISED``, or a name that ``_finish`` handles.
     kind: str = "fine"
-    #: The time after which the call ends.
     after_s: float = 0.0
     #: True if a cancellation does not end the call.
     stubborn: bool = False
@@ -160,8 +159,6 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 class ScriptedTier(SecondaryTierManager):
-    """A tier whose calls follow a script: each call performs the next act."""
-
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account

@@ -99,7 +99,6 @@ def _pauses(source: _Source) -> _Prompts:
 
 
 def _phases(source: _Source) -> _Prompts:
-    """Play 1,000 requests of each of four other workloads, in turn."""
     while True:
         for prompts in (_pauses, _loop, _news, _scans):
             yield from islice(prompts(source), 1000)

@@ -138,7 +138,7 @@ class Engine:
         context: RequestContext,
         pending: dict[OffloadKey, list[float]],
     ) -> int | None:
-        """Look chunks up as vLLM does; return the number of hits; ``None`` if any is pending."""
+        """Look chunks up as vLLM does; return the number of hits, or ``None`` until it is known."""
         hits, is_pending = 0, False
         for key in keys:
             result = self._call(self._manager.lookup, key, context)

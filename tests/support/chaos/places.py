@@ -68,8 +68,6 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A new store, in which a scenario injects one kind of fault."""
-
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"
         self.broken: list[str] = []
@@ -229,8 +227,6 @@ class RedisPlace(ServedPlace):
 
 
 class S3Place(ServedPlace):
-    """An S3 server over a directory, which keeps the chunks when the server is killed."""
-
     _server: S3Server
 
     def _prepare(self, directory: Path, fault: str) -> None:

@@ -100,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that a tenant who got fewer chunks than it wanted could not get more."""
+        """Check that no more chunks were available to a tenant that got fewer than it wanted."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"

@@ -66,7 +66,6 @@ class Rules:
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
 
     def check(self) -> None:
-        """Check the rules that hold after every step."""
         uses = self._uses()
         self._check_table()
         for slot, use in zip(self._inside.primary.slots, uses, strict=True):
@@ -90,7 +89,6 @@ class Rules:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
-        """Check the rules that hold when nothing is left to do."""
         inside = self._inside
         left = {
             "pins": inside.primary.pins,

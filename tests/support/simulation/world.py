@@ -114,9 +114,7 @@ class World:
         # In some simulations an operator drains and resumes tiers.
         self._operator = random.Random(f"operator {seed}")
         self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
-        # Some tiers get compressed chunks.
         self._compressor = random.Random(f"compress {seed}")
-        # The step until which each tier's loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
         self.loops: list[TierLoop] = []
