@@ -1,4 +1,4 @@
-"""An operator reads what has happened in an engine, while it runs and after its end."""
+"""``kvtier events`` shows the history of an engine, while the engine runs and after its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers hear of files: of an engine that is idle or new, and whatever another process does."""
+"""An idle engine announces all chunks of a file tier to routers, whoever changes the files."""
 
 from __future__ import annotations
 

@@ -48,10 +48,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug, the rules that can find it, and the first seed to try.
-
-    For a rare bug, first try a seed that is known to find the bug, because this saves time.
-    """
+    """Register a bug and the rules that can find it. ``seed`` is tried first, to save time."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, seed, make

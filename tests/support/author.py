@@ -35,10 +35,7 @@ def stranger(wheels: Path) -> dict[str, str]:
 
 
 def environment_of(example: Path, wheels: Path, directory: Path) -> str:
-    """Install an example and the SDK in a new virtual environment; return the path of its Python.
-
-    Also copy the example's tests and pyproject.toml into the directory.
-    """
+    """Install an example in a new environment, and copy its tests; return the Python's path."""
     wheel = build_wheel(example, wheels)
     venv.create(directory / "env")
     python = str(directory / "env" / "bin" / "python")

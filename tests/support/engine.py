@@ -36,8 +36,6 @@ A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose calls a test can make fail or hang."""
-
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
         self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
@@ -196,10 +194,7 @@ Make = Callable[..., Engine]
 
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks, evict them from the primary tier, and forget which tier has them.
-
-    The manager must then look up a chunk before a load, as after an engine's restart.
-    """
+    """Leave chunks only in the tiers, unknown to the manager, as after a restart of the engine."""
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])
         engine.step(times=2)

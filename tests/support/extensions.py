@@ -1,4 +1,4 @@
-"""Compiles a C extension for tests, where it is not installed."""
+"""Compiles a C extension that is not installed, for tests."""
 
 from __future__ import annotations
 

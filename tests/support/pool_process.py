@@ -99,8 +99,6 @@ class PoolProcess:
 
 
 class PoolProcesses:
-    """A cache of idle processes, which later tests reuse."""
-
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []
         self._given: list[PoolProcess] = []

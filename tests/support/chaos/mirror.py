@@ -34,8 +34,6 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """A mirror of a directory; its calls fail while the file ``refusal`` names an error."""
-
     use_ns = True
 
     def __init__(self, behind: str, refusal: Path) -> None:

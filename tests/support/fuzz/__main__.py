@@ -79,7 +79,6 @@ def _run(name: str, seconds: float) -> bool:
 def _fuzz(name: str, *arguments: str) -> int:
     import atheris  # type: ignore[import-untyped]
 
-    # After a timeout, or with too much memory in use, atheris saves the input and ends the process.
     with atheris.instrument_imports(include=["kvtier_sdk", "kvtier_file", "kvtier_redis"]):
         import kvtier_sdk  # noqa: F401
     with atheris.instrument_imports(include=["kvtier_s3", "support.fuzz"]):

@@ -32,13 +32,13 @@ class SpillRule:
                 inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
-        """Note that a chunk is readable, so the tiers must get it before its eviction."""
+        """Require that the tiers get a newly readable chunk before its eviction."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
 
     def excuse(self, keys: Iterable[OffloadKey]) -> None:
-        """Note that nobody needs chunks any more, so they may leave without a store."""
+        """Allow unneeded chunks to be evicted without a store."""
         keys = list(keys)
         for let_go in self._let_go.values():
             let_go.update(keys)
