@@ -26,7 +26,8 @@ class ARCPolicy(EvictionPolicy):
     target shrinks.
 
     If T1 is exactly as long as its target, the paper's choice depends on the new chunk. Here the
-    new chunk is not known yet, so the victim comes from T2.
+    new chunk is not known yet, so the victim comes from T2. A promoted chunk is inserted and then
+    used, so it moves to T2: the store that brought the chunk into its tier was its first use.
     """
 
     def __init__(self) -> None:

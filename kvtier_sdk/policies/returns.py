@@ -24,8 +24,7 @@ _ENDS = (*_BEGINS[1:], inf)
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-# The most evicted chunks to remember, per slot.
-_GHOSTS = 6
+_GHOSTS = 6  # the most evicted chunks to remember, per slot
 # Each bucket begins with this many assumed returns. They are few, so that chunks older than any
 # chunk that has returned are evicted first.
 _ASSUMED = 0.1
@@ -36,8 +35,7 @@ _UNKNOWN, _SLOWEST = -1, 5
 _TRUST = 15
 # A group moves to the next bucket late, but by at most this fraction of the bucket's width.
 _LATE = 1 / 8
-# Rates are recomputed once the new events exceed this fraction of the earlier events.
-_NEWS = 1 / 8
+_NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
 # After every 64 requests, all earlier events lose a hundredth of their weight.
 _TURNS = 64
 _MEMORY = 0.99
@@ -46,8 +44,7 @@ _ORDER_S = 1.0
 _ORDERED = 1 / 64
 # Labels of chunks whose conversation went on without them, and of conversations that have ended.
 _REST, _ENDED = "left behind", "ended"
-# Remember at most this many of the groups that need the chunks of one group.
-_MOST_BEHIND = 16
+_MOST_BEHIND = 16  # for each group, the most groups to remember that need its chunks
 
 
 class ReturnsPolicy(EvictionPolicy):
@@ -76,10 +73,8 @@ class ReturnsPolicy(EvictionPolicy):
         # The group of each chunk in the pool, and of each evicted chunk that is remembered.
         self._groups: dict[OffloadKey, _Group] = {}
         self._ghosts: dict[OffloadKey, _Group] = {}
-        # Groups whose chunks have all been evicted, the oldest first.
-        self._evicted: deque[_Group] = deque()
-        # The turns of the running requests.
-        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)
+        self._evicted: deque[_Group] = deque()  # groups without chunks in the pool, oldest first
+        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)  # of the running requests
         self._kinds: dict[tuple[str, int, int], _Kind] = {}
         # The groups that wait for a return, by bucket and by kind, oldest first. Groups without
         # chunks in the pool are in ``_gone``, so that searches for victims skip them.
@@ -88,8 +83,7 @@ class ReturnsPolicy(EvictionPolicy):
         # The worth, kind and bucket of each cell of ``_waiting``, least worth first.
         self._ranked: list[tuple[float, _Kind, int]] = []
         self._moved_s = [-inf] * _BUCKETS
-        # The rates by label, class of uses and pace.
-        self._rates: dict[tuple[str, int, int], _Rates] = {}
+        self._rates: dict[tuple[str, int, int], _Rates] = {}  # by label, class of uses and pace
         self._order: deque[_Group] = deque()
         self._ordered_s = self._grown_s = -inf
         self._chosen = 0  # victims since the groups were put in order
@@ -379,8 +373,7 @@ class _Turn:
         self.end: _Group | None = None  # the group with the end of the prefix
         self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
         self.groups: dict[int, _Group] = {}  # by number of uses
-        # For each group of an earlier turn, the number of its chunks that this turn has used.
-        self.returned: dict[_Group, int] = {}
+        self.returned: dict[_Group, int] = {}  # the number of chunks used of each earlier group
 
     def group(self, uses: int) -> _Group:
         uses = min(uses, _MOST_USES)
@@ -396,10 +389,8 @@ class _Group:
     def __init__(self, uses: int, turn: _Turn) -> None:
         self.uses = uses
         self.turn = turn
-        # Groups of other turns whose chunks are useless without these chunks.
-        self.behind: list[_Group] = []
-        # The chunks, in prefix order; some of them may be in other groups by now.
-        self.keys: list[OffloadKey] = []
+        self.behind: list[_Group] = []  # groups of other turns, useless without these chunks
+        self.keys: list[OffloadKey] = []  # in prefix order; some may have moved to other groups
         self.used: list[OffloadKey] = []
         self.end = 0  # all keys from this index on have left the pool or the group
         self.present = 0  # chunks in the pool
@@ -407,8 +398,7 @@ class _Group:
         self.share = 0.0  # one chunk's fraction of the turn
         self.kind: _Kind | None = None
         self.since_s = 0.0
-        # The bucket of the group's age; the wait is already noted up to the bucket's middle.
-        self.bucket = 0
+        self.bucket = 0  # of the group's age; the wait is noted up to the middle of the bucket
 
     def release_if_over(self) -> None:
         """Drop the references of a group without chunks, unless its request is still running."""
@@ -449,8 +439,7 @@ class _Rates:
         self._base = base
         self._returns = [0.0] * _BUCKETS
         self._waited = [0.0] * _BUCKETS
-        # For each bucket, the highest rate of returns that further waiting promises.
-        self.worths: list[float] = []
+        self.worths: list[float] = []  # by bucket, the highest rate that further waiting promises
         self.rates: list[float] = []
         self._events = self._news = 0.0
         self.renew()

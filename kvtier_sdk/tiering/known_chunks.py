@@ -20,8 +20,8 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 class KnownChunks:
     """A fixed-size table of hashed keys. A newer hash may replace an older one.
 
-    Two keys with the same hash count as the same chunk. So a chunk can wrongly count as known; its
-    load then finds nothing, as if the tier had lost the chunk.
+    Because two keys can have the same hash, a chunk can wrongly count as known. Its load then finds
+    nothing, as if the tier had lost the chunk.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class KnownChunks:
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts; chunks outside ``present`` were removed during the load."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Forget all chunks, so that loads need lookups. After a loss, more chunks may be lost.
-            # After a timeout, the tier may hang, and a lookup detects a hang sooner than a load.
+            # Require lookups again: after a loss, more chunks may be lost. After a timeout, the
+            # tier may hang, and a lookup detects a hang sooner than a load.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

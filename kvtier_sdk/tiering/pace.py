@@ -26,18 +26,16 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 class Pace:
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
-        # The bytes that the tier can store in SLOW_S, at its measured speed.
+        # The bytes that the tier can store in SLOW_S, at the measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
         # For stores and for loads, the number of running jobs and the time of the last progress.
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the last answer, or of the last start of a load while no other load ran,
-        # whichever is later.
+        # The time of the last answer or of the first running load's start, whichever is later.
         self._heard_s = 0.0
-        # The mean speed of loads, over the time in which at least one load is running.
-        self._bytes_per_s = 0.0
+        self._bytes_per_s = 0.0  # the mean speed of loads, over the time in which a load runs
         self._pending_bytes = 0
         self._since_s = 0.0
         self._sampled_s = 0.0

@@ -1,4 +1,4 @@
-"""Counts hits, and what they save the engine: tokens, and the measured time to compute them."""
+"""Counts hits, and the tokens and the time that the hits save the engine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class ComputeRate:
     """
 
     def __init__(self) -> None:
-        #: ``None`` until enough bursts are known.
-        self.chunk_s: float | None = None
+        self.chunk_s: float | None = None  # ``None`` until enough bursts are known
         self._bursts: deque[tuple[float, int]] = deque(maxlen=_BURSTS)
         self._chunks = 0
         self._since_s = 0.0
@@ -73,11 +72,12 @@ class ComputeRate:
 
 
 class Savings:
-    """Counts the hits of tiers, and the tokens and the time that they saved.
+    """A counter of the tiers' hits, and of the tokens and the seconds that the hits have saved.
 
-    Hits from before the engine's speed, ``rate``, is known get their time once it is. Without the
-    fact how many tokens a chunk has, only hits are counted. ``primary`` has the counters of the
-    tier with the index -1, and ``recompute_s`` is the configured speed; measured if ``None``.
+    If the ``namespace`` does not give the tokens per chunk, only hits are counted. ``primary``
+    holds the counters of the primary tier, whose index is -1. ``recompute_s`` is the time to
+    compute a chunk. If it is ``None``, ``rate`` measures the time, and the seconds that hits save
+    are counted once the time is known.
     """
 
     def __init__(self, primary: TierStats, namespace: Namespace, recompute_s: float | None) -> None:
@@ -98,7 +98,7 @@ class Savings:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
-        """Count one request's hits, ``keys``; ``sources`` has the index of each chunk's tier."""
+        """Count one request's hits, ``keys``; ``sources`` holds the index of each hit's tier."""
         for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:
@@ -108,8 +108,9 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # All groups have the same tokens, and a sliding window needs few of its chunks. An
-            # engine that offloads only some groups keeps their numbers, so one may be too high.
+            # The groups cover the same tokens, but sliding windows need few chunks, so count the
+            # group with the most tokens. A group's number may exceed the number of known groups,
+            # because an engine that offloads only some groups does not renumber them.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
@@ -120,13 +121,13 @@ class Savings:
             self._untimed_tokens[tier] += chunks * tokens
 
     def step_ended(self, now_s: float) -> None:
-        """End the engine's step at ``now_s``: update its speed, and count the time of hits."""
+        """Update the engine's speed at the end of a step, at ``now_s``, and count saved seconds."""
         self.rate.step_ended(now_s)
         if self._is_measured:
             self._stats[0].recompute_s = self.rate.chunk_s
         chunk_s = self._stats[0].recompute_s
         if chunk_s is not None and self._untimed_tokens:
-            # An engine that computes a token computes a part of a chunk of each group.
+            # Computing one token computes a fraction of a chunk of each group.
             token_s = chunk_s * sum(1 / tokens for tokens in self._tokens)
             for tier, tokens in self._untimed_tokens.items():
                 self._stats[tier + 1].saved_prefill_s[self.model] += tokens * token_s

@@ -1,4 +1,4 @@
-"""Remembers which chunks belong to the sessions that callers name."""
+"""Remembers the chunks of the sessions that callers name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 from kvtier_sdk.types import OffloadKey
 
-#: A session's names take as much memory as this many of its chunks.
+#: The names of a session and its tenant take as much memory as this many chunks.
 _NAMES: Final = 8
 
 
 class Sessions:
-    """The chunks of each session's last request; the least recently used is forgotten first."""
+    """The chunks of each session's last request, within a limit on the chunks of all sessions."""
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks
