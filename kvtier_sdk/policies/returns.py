@@ -1,4 +1,4 @@
-"""The default eviction policy, which learns from earlier waits when chunks are used again."""
+"""The default eviction policy, which learns how likely chunks of each age are to be reused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _LAST = _BUCKETS - 1
 _BEGINS = (0.0, *(2 ** (number / 2) for number in range(1, _BUCKETS)))
 _WIDTHS = tuple(2 ** ((number + 1) / 2) - _BEGINS[number] for number in range(_BUCKETS))
 _ENDS = (*_BEGINS[1:], inf)
-# The smallest number of uses in each class of groups. More than 16 uses count as 16.
-_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
+_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)  # the fewest uses in each class; more than 16 count as 16
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 _GHOSTS = 6  # the most evicted chunks to remember, per slot
@@ -52,9 +51,8 @@ class ReturnsPolicy(EvictionPolicy):
 
     The chunks whose last user was the same request form a turn. A later request, usually the next
     turn of the conversation, reuses either most of these chunks or none. The policy learns how
-    often turns of each age are reused. A chunk is worth the highest rate of reuse that any further
-    wait promises: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
-    1979.
+    often turns of each age are reused. A chunk is worth the highest rate that any further wait
+    promises: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices", 1979.
 
     Each ``stop`` has separate rates. Within a ``stop``, the rates also depend on the wait before
     the turn, because a conversation that came back quickly tends to do so again, and on the number
@@ -63,8 +61,7 @@ class ReturnsPolicy(EvictionPolicy):
     If a request names the time of the next turn (``resume_in_s``), the octave of this time replaces
     the ``stop``. So the policy learns how reliable the named times are.
 
-    The policy remembers six evicted chunks per slot. A slot costs 1 to 2 KB of memory in all, plus
-    the keys.
+    The policy remembers six evicted chunks per slot. A slot costs 1 to 2 KB in all, plus the keys.
     """
 
     def __init__(self) -> None:
@@ -256,7 +253,7 @@ class ReturnsPolicy(EvictionPolicy):
         needed: list[_Group] = []
         found = 0
         for _, same in groupby(self._ranked, key=itemgetter(0)):
-            # These are worth the same, so evict the oldest turn first, from the end of its prefix.
+            # These groups are worth the same, so evict the oldest turn, from the end of its prefix.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=attrgetter("since_s", "uses")):
                 if group.behind:
@@ -407,7 +404,7 @@ class _Group:
 
     def close(self) -> None:
         if self.used:
-            # The used chunks begin the prefix, even if the request stored the others earlier.
+            # The used chunks come first in the prefix, even if the others were stored earlier.
             self.keys = self.used + self.keys
             self.used = []
         if len(self.keys) > self.left:

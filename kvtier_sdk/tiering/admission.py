@@ -15,12 +15,10 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# The most chunks to follow per tier. If a tier holds more, the keys' hashes select a sample.
-_MOST_FOLLOWED = 1024
+_MOST_FOLLOWED = 1024  # chunks per tier; if a tier holds more, their hashes select a sample
 _MEMORY = 8  # keys to remember for each chunk that the tier has room for
 _MIN_PERIOD = 64
-# The most hashes in each generation of seen keys, to bound the memory for a large tier.
-_MOST_SEEN = 2**17
+_MOST_SEEN = 2**17  # hashes in each generation of seen keys, to bound the memory for a large tier
 # The second model must lead by more than this many standard deviations of a random lead.
 _DEVIATIONS = 2
 # After this many hits in only one model, older hits count half, so that recent hits decide.
@@ -28,18 +26,16 @@ _MUCH_EVIDENCE = 64
 # A full tier has room again once its free bytes exceed its used bytes divided by this number.
 _ROOM_SHARE = 16
 
-# The keys of a model, least recently used first.
-_Cache = OrderedDict[OffloadKey, None]
+_Cache = OrderedDict[OffloadKey, None]  # the keys of a model, least recently used first
 
 
 class Admission:
     """A filter that decides whether a tier gets chunks that were never seen before.
 
-    Once the tier evicts, two small models of the tier compete on a sample of the keys. The first
-    model caches every chunk; the second caches a chunk when it is seen for the second time. Each
-    model has the tier's size, scaled to the sample, and evicts the least recently used chunk. While
-    the tier is full and the second model clearly has more hits, the tier gets only chunks that were
-    seen before.
+    Once the tier evicts, two LRU models of the tier compete on a sample of the keys, with a size
+    scaled to the sample. The first model caches every chunk; the second caches a chunk when it is
+    seen for the second time. While the tier is full and the second model clearly has more hits, the
+    tier gets only chunks that were seen before.
 
     An eviction shows that the tier is full. The tier counts as full until it removes a chunk for
     another reason, or until it clearly has room. Room means free bytes within its capacity, or free

@@ -51,8 +51,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier did not get a chunk. A later hit offers the chunk again.
-        self._has_failed = False
+        self._has_failed = False  # true once later hits may offer chunks to write-through tiers
         self.missing = 0  # the most slots that a store has lacked since the last step ended
         # False if all tiers get each chunk as soon as it is written, so offers need no record.
         self.tracks = False
@@ -84,7 +83,7 @@ class Cascade:
             for slot in slots:
                 # Offer the chunk later, if another request uses it.
                 self._note_failed(slot, self._stored_mask)
-            # Tiers may wait for the chunks, because another request used them while being written.
+            # While the chunks were written, another request may have made tiers wait for them.
             if self.tracks:
                 self._serve_followers(slots)
             return

@@ -25,9 +25,8 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
 _MOST_RECEIPTS: Final = 1024  # to keep until the engine takes them
-_REMEMBERED: Final = 16  # chunks of sessions, for each slot
-#: A prefetch and the leases on its chunks end this long after the expected time of the turn.
-_PREFETCH_S: Final = 60.0
+_REMEMBERED: Final = 16  # session chunks to remember, per slot
+_PREFETCH_S: Final = 60.0  # from the expected turn to the end of a prefetch and of its leases
 
 
 @dataclass(eq=False)
@@ -35,7 +34,7 @@ class OperatorHint:
     """A hint that an operator gives for a session.
 
     Attributes:
-        hint: the hint.
+        hint: what the operator asks for.
         session: the session to which the hint applies.
         tenant: the session's tenant.
         receipt: the latest receipt; ``None`` until the engine's next step.
@@ -103,7 +102,7 @@ class HintExecutor:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # Otherwise leases end when a step begins, and this use must not revive a past lease.
+            # Leases usually end when a step begins, but this use must not revive a past lease.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))
@@ -298,7 +297,7 @@ def _owner(request: RequestContext) -> str:
 
 
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:
-    """Yield the chunks that contain at least one of the ``tokens``."""
+    """Yield the chunks with at least one token in the range ``tokens``."""
     first, stop = tokens
     begins: dict[bytes, int] = {}  # for each group, the start of its next chunk
     for key, end in ends.items():

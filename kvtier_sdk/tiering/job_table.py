@@ -57,6 +57,6 @@ class JobTable:
             gone.update(removed.intersection(self._running[job_id].keys))
 
     def without_removed(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Return the ``keys`` that have not left the tier since the start of ``job``, which ends."""
+        """Return the ``keys`` not removed since the start of ``job``, which ends now."""
         gone = self._gone.pop(job.job_id, None)
         return [key for key in keys if key not in gone] if gone else keys

@@ -9,8 +9,7 @@ from typing import Final
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: The most chunks to remember per tier. Each takes 8 bytes, so the table takes 1 MiB.
-_PLACES = 2**17
+_PLACES = 2**17  # the most chunks to remember per tier; at 8 bytes each, the table takes 1 MiB
 
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
@@ -18,10 +17,9 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class KnownChunks:
-    """A fixed-size table of hashed keys. A newer hash may replace an older one.
+    """A fixed-size table of hashed keys, in which a newer hash may replace an older one.
 
-    Because two keys can have the same hash, a chunk can wrongly count as known. Its load then finds
-    nothing, as if the tier had lost the chunk.
+    If two keys have the same hash, a chunk can wrongly count as known. Its load then finds nothing.
     """
 
     def __init__(self) -> None:

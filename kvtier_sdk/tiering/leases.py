@@ -1,4 +1,4 @@
-"""Leases, which keep chunks in the primary tier for a time, against the eviction policy."""
+"""Leases, which keep chunks in the primary tier for a time, regardless of the eviction policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Lease:
 
     tenant: str
     owner: str  # the session's name, or the request's id if it names no session
-    # Each use of a chunk extends its lease to at least this time from then on; never if 0.0.
+    # A use of a chunk extends the lease to at least this long after the use; 0.0 for never.
     renewal_s: float
     # The chunks are evicted only after all others, lowest priority first; never if ``None``.
     priority: int | None
@@ -30,8 +30,8 @@ class Leases:
     A tenant may use the whole budget that other tenants leave free. If another tenant needs its
     equal share of the budget, tenants above their share lose the leases that would end first.
 
-    A chunk has one lease. A new lease replaces it if both have the same owner, or if the new lease
-    has a higher priority, or if it has the same priority and ends later.
+    A chunk has one lease. A new lease replaces an old one if both have the same owner, if the new
+    one has a higher priority, or if the priorities are equal and the new one ends later.
     """
 
     def __init__(self, budget: int = 0) -> None:

@@ -104,8 +104,7 @@ class TieringManager:
         self._primary = PrimaryTier(
             *(pool.slots, pool.chunk_bytes, policy), events=events, announce=announce
         )
-        # A second reference to the primary tier's table, which saves an attribute access per chunk.
-        self._by_key = self._primary.by_key
+        self._by_key = self._primary.by_key  # saves an attribute access per chunk
         self.savings = Savings(self._primary.stats, namespace or Namespace({}), recompute_s)
         self._alive = 0  # requests that have not finished
         self._tiers: list[ManagedTier] = []
@@ -120,8 +119,7 @@ class TieringManager:
         self._most_leased = pool.slots - reserve
         self.limit_hints(hint_share, hint_duration_s)
         self._uses = Uses(self._primary, policy, self._tiers, self._requests)
-        # Slots that may still be read or written by copies that began before a reset.
-        self._stale_copies: list[Slot] = []
+        self._stale_copies: list[Slot] = []  # the slots of copies that began before a reset
         self._collected = False
         self._now_s = 0.0
         self._read_clock()
@@ -537,7 +535,7 @@ class TieringManager:
         return self._hints.take_receipts()
 
     def limit_hints(self, share: float, duration_s: float) -> None:
-        """Limit the ``share`` of slots and ``duration_s`` of later hints, from any thread."""
+        """Limit later hints to a ``share`` of slots and ``duration_s``; any thread may call this."""
         self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
         self._hints.max_duration_s = duration_s
 

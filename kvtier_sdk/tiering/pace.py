@@ -12,8 +12,7 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 #: stores holds at most the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
-#: Weight of the newest sample in the running mean of the speed of loads.
-_NEWEST_WEIGHT = 0.2
+_NEWEST_WEIGHT = 0.2  # of the newest sample in the running mean of the speed of loads
 #: A tier that seems too slow gets no loads, so no new sample could correct the estimate. After
 #: this long without a sample, the estimate is ignored, and the tier gets loads again.
 _LIFE_S = 10.0

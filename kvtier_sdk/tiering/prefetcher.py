@@ -15,13 +15,10 @@ from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
-#: The most chunks that a prefetch loads at once, and the most prefetches that wait.
-_WINDOW: Final = 64
-_MOST_WAITING: Final = 256
-#: A prefetch begins ``_LEAD_S`` before the turn, plus ``_WINDOW_S`` for each window, plus twice the
-#: expected time of the loads.
-_LEAD_S: Final = 1.0
-_WINDOW_S: Final = 0.1
+_WINDOW: Final = 64  # the most chunks that a prefetch loads at once
+_MOST_WAITING: Final = 256  # prefetches
+_LEAD_S: Final = 1.0  # from the start of a prefetch to its turn, plus twice the expected load time
+_WINDOW_S: Final = 0.1  # added to the lead for each window
 
 _LOADING: Final = SlotState.LOADING
 _MISS: Final = LookupResult.MISS
@@ -64,8 +61,7 @@ class Prefetcher:
     _promotions: Promotions
     _tiers: Sequence[ManagedTier]
     _requests: dict[str, RequestState]
-    # Called with chunks that are in the primary tier; returns the number of leading chunks that may
-    # stay. If this is not all, the prefetch ends.
+    # Leases arrived chunks, and returns how many. If it is not all, the prefetch ends.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Called with a prefetch that has ended, and with the reason if it was given up.
     _ended: Callable[[Prefetch, str], None]

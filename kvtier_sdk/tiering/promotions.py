@@ -12,8 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: Remember at most this many failed loads, so that earlier lookups do not repeat the loads.
-_MOST_FAILED = 4096
+_MOST_FAILED = 4096  # failed loads to remember, so that earlier lookups do not repeat the loads
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING
@@ -24,7 +23,7 @@ class Promotions:
 
     A request *claims* each chunk that is promoted for it. The claim pins the slot until the request
     uses the chunk. A slot has a ``Promotion`` while it is loading, claimed, or in quarantine after
-    a failed load. The number of promotions is limited, to leave slots for the stores of requests.
+    a failed load. The number of promotions is limited, to leave slots for stores.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:

@@ -15,14 +15,10 @@ _BYTES: Final = frozenset([bytes])
 
 class SlotState(Enum):
     FREE = "free"
-    #: The device is writing a chunk into the slot (a store).
-    WRITING = "writing"
-    #: A tier is writing a chunk into the slot (a promotion).
-    LOADING = "loading"
-    #: The slot holds a readable chunk, which can be evicted unless the slot is pinned.
-    READY = "ready"
-    #: The slot holds no chunk, but the holder of a pin may still read or write the slot.
-    QUARANTINED = "quarantined"
+    WRITING = "writing"  # the device is writing a chunk into the slot (a store)
+    LOADING = "loading"  # a tier is writing a chunk into the slot (a promotion)
+    READY = "ready"  # the slot holds a readable chunk, which can be evicted unless it is pinned
+    QUARANTINED = "quarantined"  # without a chunk, but the holder of a pin may still use the slot
 
 
 def check_keys(keys: Iterable[OffloadKey]) -> None:
@@ -46,8 +42,7 @@ class PendingLookup:
         self.keys: list[OffloadKey] = []
         # For each chunk that some tier has, the tiers that have not failed to load it.
         self.hits: dict[OffloadKey, int] = {}
-        # After this time a missing answer counts as a miss; infinite until the tiers are asked.
-        self.deadline_s = math.inf
+        self.deadline_s = math.inf  # of the tiers' answers; infinite until the tiers are asked
         # The reason for a miss, if some tier could not be asked or has failed to answer.
         self.doubt: str | None = None
         self.skipped = 0  # tiers that may have the chunks and could not be asked
@@ -98,7 +93,7 @@ class Offers:
         self.sent = 0  # tiers that have the chunk or are storing it
         self.owed = 0  # tiers that must get the chunk before its eviction
         self.failed = 0  # write-through tiers that lack the chunk, so a later hit offers it again
-        # Maps the index of each tier that waits for the chunk to the request that used the chunk.
+        # For each tier that waits for the chunk, by index, the request that used the chunk.
         self.followers: dict[int, RequestContext] = {}
 
 
@@ -138,8 +133,7 @@ class Wait:
     def __init__(self, step: int) -> None:
         self.step = step
         self.latest: PendingLookup | None = None
-        # The first and the last chunk, if a whole prefix was looked up.
-        self.prefix: tuple[OffloadKey, OffloadKey] | None = None
+        self.prefix: tuple[OffloadKey, OffloadKey] | None = None  # its first and last chunk
         self.hits = 0  # chunks before the prefix's first miss that were present or loading
         self.put_off: OffloadKey | None = None  # to be looked up once fewer lookups are pending
         self._lookups: list[tuple[PendingLookup, int]] = []
@@ -182,9 +176,8 @@ class RequestState:
         self.turn = -1  # the last step in which the request was allowed to begin lookups
         self.asked: dict[OffloadKey, PendingLookup] = {}
         self.asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
-        # A pending lookup that asks no tier; its chunks are loaded at the end of the step.
-        self.known: PendingLookup | None = None
-        # True after a load without a lookup could not begin, so that lookups precede further loads.
+        self.known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
+        # True once a load without a lookup could not begin; lookups then precede further loads.
         self.asks_first = False
         # Slots of chunks that are promoted for the request, pinned until it uses them or ends.
         self.claims: dict[OffloadKey, Slot] = {}

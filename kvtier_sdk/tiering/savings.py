@@ -12,19 +12,16 @@ from kvtier_sdk.types import GROUP_BYTES, OffloadKey
 _BURSTS = 31
 #: An estimate needs this many bursts (see ComputeRate), because an engine's first bursts are slow.
 _FEWEST = 3
-#: A burst that is longer than this ends with the current step.
-_LONGEST_S = 1.0
-#: A burst that is shorter than this is ignored, because no model computes a prompt this fast.
-_SHORTEST_S = 0.002
+_LONGEST_S = 1.0  # a longer burst ends with the current step
+_SHORTEST_S = 0.002  # a shorter burst is ignored, because no model computes a prompt this fast
 
 
 class ComputeRate:
     """The median time per chunk over the last bursts, weighted by each burst's number of chunks.
 
-    A burst begins with a step in which some request computes several chunks. The burst ends one
-    step after the last such step, because an engine that schedules ahead begins the next step
-    before the prompt is computed. Decoding does not begin a burst, because decoding needs many
-    steps for one chunk, and does not show how fast the engine computes a prompt.
+    A burst begins with a step in which some request computes several chunks, as prompts do and
+    decoding does not. The burst ends one step after the last such step, because an engine that
+    schedules ahead begins the next step before the prompt is computed.
     """
 
     def __init__(self) -> None:
@@ -76,8 +73,7 @@ class Savings:
 
     If the ``namespace`` does not give the tokens per chunk, only hits are counted. ``primary``
     holds the counters of the primary tier, whose index is -1. ``recompute_s`` is the time to
-    compute a chunk. If it is ``None``, ``rate`` measures the time, and the seconds that hits save
-    are counted once the time is known.
+    compute a chunk; ``None`` lets ``rate`` measure it. Seconds are added once the time is known.
     """
 
     def __init__(self, primary: TierStats, namespace: Namespace, recompute_s: float | None) -> None:
@@ -108,9 +104,8 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # The groups cover the same tokens, but sliding windows need few chunks, so count the
-            # group with the most tokens. A group's number may exceed the number of known groups,
-            # because an engine that offloads only some groups does not renumber them.
+            # All groups cover the same tokens, but sliding windows need few chunks, so count the
+            # group with the most. If only some groups are offloaded, a number may exceed ``last``.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
@@ -121,7 +116,7 @@ class Savings:
             self._untimed_tokens[tier] += chunks * tokens
 
     def step_ended(self, now_s: float) -> None:
-        """Update the engine's speed at the end of a step, at ``now_s``, and count saved seconds."""
+        """End a step at ``now_s``: update the engine's speed, and count the saved seconds."""
         self.rate.step_ended(now_s)
         if self._is_measured:
             self._stats[0].recompute_s = self.rate.chunk_s

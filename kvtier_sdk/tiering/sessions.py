@@ -8,8 +8,7 @@ from typing import Final
 
 from kvtier_sdk.types import OffloadKey
 
-#: The names of a session and its tenant take as much memory as this many chunks.
-_NAMES: Final = 8
+_NAMES: Final = 8  # a session's and a tenant's name take as much memory as this many keys
 
 
 class Sessions:
@@ -22,7 +21,6 @@ class Sessions:
         self._uses: Counter[OffloadKey] = Counter()
 
     def note(self, tenant: str, session: str, keys: Sequence[OffloadKey]) -> None:
-        """Record the chunks of a session's request, in prefix order."""
         self.forget(tenant, session)
         self._sessions[tenant, session] = keys
         self._uses.update(keys)

@@ -35,8 +35,7 @@ class Purge:
 class PrimaryTier:
     """The slots of the host pool and the chunks in them, for use by one thread.
 
-    A pin prevents the eviction and the reuse of a slot. A free slot has no chunk and no pin. The
-    manager sets ``step`` and ``now_s`` to the number and the time of the engine's current step.
+    A pin prevents the eviction and the reuse of a slot. A free slot has no chunk and no pin.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class PrimaryTier:
         self.slots = [Slot(index) for index in range(slot_count)]
         self.by_key: dict[OffloadKey, Slot] = {}
         self.chunk_bytes = chunk_bytes
-        self.step = 0
-        self.now_s = 0.0
+        self.step = 0  # the number of the engine's current step, which the manager sets
+        self.now_s = 0.0  # the time of this step, which the manager sets
         self.writing = 0  # slots in the state WRITING
         self.loading = 0  # slots in the state LOADING
         self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
@@ -63,7 +62,7 @@ class PrimaryTier:
         of = PRIMARY, Medium.CPU, Locality.LOCAL
         self.announce = announce
         self.events = EventLog(*of, is_enabled=events, announce=announce)
-        # Routers may still know the chunks of an earlier manager of this engine.
+        # Routers may still list chunks of an earlier manager of this engine.
         self.events.reset()
         self._purges: list[Purge] = []
 

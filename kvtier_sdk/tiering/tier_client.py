@@ -44,8 +44,7 @@ NO_REQUEST = RequestContext("kvtier")
 _PURGE_DEADLINE_S = 600.0
 #: A job without a result this long after its deadline is overdue and gets the verdict TIMEOUT.
 _CONCLUSION_GRACE_S = 1.0
-#: The interval between checks for overdue jobs and for a slow tier.
-_LOOK_S = 0.25
+_LOOK_S = 0.25  # between two checks for overdue jobs and for a slow tier
 
 _OK: Final = Verdict.OK
 _LOOKUP: Final = Operation.LOOKUP
@@ -160,8 +159,7 @@ class TierClient:
         """Start the runner and open the tier, waiting at most ``open_deadline``.
 
         A tier that is not ``required`` may still refuse reads and stores when this method returns.
-        The runner opens such a tier once the store can be reached; :meth:`poll` then updates
-        :attr:`stats`.
+        The runner opens the tier once the store can be reached; :meth:`poll` updates :attr:`stats`.
 
         Raises:
             ConfigError: a setting cannot work; the runner has ended.
@@ -263,9 +261,9 @@ class TierClient:
     def knows(self, key: OffloadKey) -> bool:
         """Return true if the chunk ``key`` can be loaded without a lookup.
 
-        The tier has then stored or loaded the chunk, and has not reported its removal. If the tier
-        has lost the chunk without a report, the load fails, and the client forgets all known
-        chunks. The result is false if loads run and the tier has been silent for
+        A chunk is known if the tier has stored or loaded it and has not reported its removal. If
+        the tier has lost a known chunk without a report, the load fails, and the client forgets all
+        known chunks. The result is false if loads run and the tier has been silent for
         ``lookup_deadline``, because a lookup detects a hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
@@ -363,7 +361,7 @@ class TierClient:
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Queue the uses of ``keys``, most recent last, for a tier with ``Capability.TOUCH``.
+        """Report to a tier with ``Capability.TOUCH`` that ``keys`` were used, most recent last.
 
         The ``keys`` replace the keys of an earlier call in the same step.
         """

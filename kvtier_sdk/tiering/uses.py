@@ -39,7 +39,7 @@ class Uses:
         self._over[request.request_id] = request, stop if stop in self._stops else None
 
     def note_if_over(self, request: RequestContext) -> None:
-        """Report a request's end again if the policy sees a use by the request after its end."""
+        """Report a request's end again, if a use was reported to the policy after the end."""
         if request.request_id not in self._requests and request.request_id not in self._over:
             self._over[request.request_id] = request, None
 
