@@ -51,7 +51,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        self._has_failed = False  # true once later hits may offer chunks to write-through tiers
+        self._has_failed = False  # true once a write-through tier has missed a chunk
         self.missing = 0  # the most slots that a store has lacked since the last step ended
         # False if all tiers get each chunk as soon as it is written, so offers need no record.
         self.tracks = False
@@ -81,7 +81,7 @@ class Cascade:
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
-                # Offer the chunk later, if another request uses it.
+                # Offer the chunk to the tiers later, if another request uses it.
                 self._note_failed(slot, self._stored_mask)
             # While the chunks were written, another request may have made tiers wait for them.
             if self.tracks:

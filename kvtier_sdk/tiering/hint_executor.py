@@ -24,7 +24,7 @@ from kvtier_sdk.tiering.sessions import Sessions
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
-_MOST_RECEIPTS: Final = 1024  # to keep until the engine takes them
+_MOST_RECEIPTS: Final = 1024  # the most receipts to keep until the engine takes them
 _REMEMBERED: Final = 16  # session chunks to remember, per slot
 _PREFETCH_S: Final = 60.0  # from the expected turn to the end of a prefetch and of its leases
 

@@ -535,7 +535,7 @@ class TieringManager:
         return self._hints.take_receipts()
 
     def limit_hints(self, share: float, duration_s: float) -> None:
-        """Limit later hints to a ``share`` of slots and ``duration_s``; any thread may call this."""
+        """Limit later hints to ``share`` of slots and ``duration_s``. Any thread may call this."""
         self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
         self._hints.max_duration_s = duration_s
 

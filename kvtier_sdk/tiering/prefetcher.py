@@ -16,9 +16,9 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
 _WINDOW: Final = 64  # the most chunks that a prefetch loads at once
-_MOST_WAITING: Final = 256  # prefetches
-_LEAD_S: Final = 1.0  # from the start of a prefetch to its turn, plus twice the expected load time
-_WINDOW_S: Final = 0.1  # added to the lead for each window
+_MOST_WAITING: Final = 256  # the most prefetches that wait
+_LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
+_WINDOW_S: Final = 0.1  # and earlier by this time for each window
 
 _LOADING: Final = SlotState.LOADING
 _MISS: Final = LookupResult.MISS
@@ -61,7 +61,7 @@ class Prefetcher:
     _promotions: Promotions
     _tiers: Sequence[ManagedTier]
     _requests: dict[str, RequestState]
-    # Leases arrived chunks, and returns how many. If it is not all, the prefetch ends.
+    # Leases arrived chunks; returns how many got a lease. If some did not, the prefetch ends.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Called with a prefetch that has ended, and with the reason if it was given up.
     _ended: Callable[[Prefetch, str], None]
@@ -119,7 +119,7 @@ class Prefetcher:
 
     def _is_due(self, prefetch: Prefetch) -> bool:
         if prefetch.loading is not None:
-            # A prefetch that has begun holds claims, so continue even if a later start would do.
+            # A started prefetch holds claims, so continue it even if a later start would now suffice.
             return True
         chunks = len(prefetch.keys)
         load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)

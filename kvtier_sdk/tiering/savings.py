@@ -105,7 +105,7 @@ class Savings:
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
             # All groups cover the same tokens, but sliding windows need few chunks, so count the
-            # group with the most. If only some groups are offloaded, a number may exceed ``last``.
+            # largest group. If only some groups are offloaded, a group number may exceed ``last``.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
