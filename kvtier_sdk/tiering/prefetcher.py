@@ -119,7 +119,7 @@ class Prefetcher:
 
     def _is_due(self, prefetch: Prefetch) -> bool:
         if prefetch.loading is not None:
-            # A started prefetch holds claims, so continue it even if a later start would now suffice.
+            # A started prefetch holds claims, so it continues even if it could start later now.
             return True
         chunks = len(prefetch.keys)
         load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
