@@ -144,7 +144,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
     ::
 
         async def lookup(self, keys, request):
-            outcomes = await self._ask_each_server(keys)  # a TierError for each key of a dead one
+            outcomes = await self._ask_each_server(keys)  # a TierError for a dead server's keys
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """

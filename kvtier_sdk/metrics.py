@@ -412,7 +412,7 @@ _OF_STATS, _OF_USAGE = _declared(TierStats), _declared(PoolUsage)
 _OF_TIERS = [(name, each) for name, each in _OF_STATS.items() if each.of != "pool"]
 _OF_POOL = [(name, each) for name, each in _OF_STATS.items() if each.of != "behind"]
 
-#: All metrics, each once.
+#: The declarations of all metrics.
 METRICS: tuple[Metric, ...] = tuple(
     each.metric for each in (*_OF_STATS.values(), *_OF_USAGE.values())
 )

@@ -89,12 +89,12 @@ class RequestContext:
             Their size has no limit, but a tier in a separate process gets none if their JSON
             exceeds 16 KiB.
         resume_in_s: seconds from the request's end until the next turn of its conversation, if the
-            caller has named a time; infinite if he has said that no turn follows.
+            caller names a time; infinite if the caller expects no further turn.
         session: the conversation of which the request is a turn, if the caller names one. A tier
             in a separate process gets neither the session nor the fields below.
-        tenant: whose budget the hints use; all who name none share one.
-        priority: the priority of the retained ranges that have none of their own, 0 to 100.
-        hints: what the caller asks for. They are carried out when the request ends.
+        tenant: the tenant whose budget the hints use; requests without a tenant share one budget.
+        priority: the default priority of retained ranges, 0 to 100.
+        hints: the caller's hints, which are carried out when the request ends.
         is_over: true if no later turn needs the chunks, so that no tier stores or renews them.
     """
 
@@ -157,9 +157,9 @@ class Transfer:
     The SDK owns ``header`` and ``payload``. A backend may use them until its ``store`` or ``load``
     call returns, raises or is cancelled.
 
-    The payload's digest costs least in the thread that moves the bytes. For a store, the
-    thread that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the
-    SDK computes the digest on the event loop, unless a thread of the tier called :meth:`verify`.
+    The digest is cheapest to compute in the thread that moves the bytes. For a store, the thread
+    that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the SDK
+    computes the digest on the event loop, unless a thread of the tier has called :meth:`verify`.
 
     Attributes:
         key: the name of the chunk.
@@ -220,7 +220,7 @@ class Transfer:
             self.unsealed = None
 
     def received(self, object_bytes: int) -> None:
-        """Say how long a loaded object is, once it is in the buffers.
+        """Report the length of a loaded object, once the object is in the buffers.
 
         Args:
             object_bytes: length of the object, header included.
@@ -242,7 +242,8 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged or another chunk's. Return it as the verdict.
+            CorruptChunkError: the bytes are damaged, or belong to another chunk. Return this error
+                as the verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.arrived, digest)
@@ -262,7 +263,7 @@ class Transfer:
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
 
     def compressed(self, payload: memoryview) -> Transfer:
-        """Return a store of the same chunk whose ``payload`` is shorter; for the SDK only."""
+        """Return a copy of this store with a shorter ``payload``; for the SDK only."""
         unsealed = self.unsealed
         return Transfer(
             self.key, self.request, self._header, payload, replace=self.replace, unsealed=unsealed
@@ -309,7 +310,7 @@ class Usage:
         used_bytes: bytes that the chunks use, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
         free_bytes: the free bytes of the disk under the tier, which other programs may use too;
-            ``None`` if there is no disk or the tier does not know.
+            ``None`` if there is no disk or the number is unknown.
     """
 
     chunks: int | None

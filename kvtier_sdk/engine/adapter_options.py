@@ -22,7 +22,7 @@ _PATIENCE_S = 5.0
 
 
 class AdapterOptions(ServiceOptions):
-    """The options of an engine's adapter in the configuration of a tier."""
+    """An engine adapter's own options, which stand among a tier's options."""
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:

@@ -48,7 +48,7 @@ class EngineTools(ABC):
         """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
 
         ``tokens`` are the token ids of the prompt, ``facts`` are the facts of the namespace, and
-        ``salt`` is what the request adds to its keys, if anything.
+        ``salt`` is the request's cache salt, if any.
 
         Raises:
             ConfigError: the facts do not determine the keys.

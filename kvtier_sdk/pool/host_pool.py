@@ -88,9 +88,9 @@ class HostPool:
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
-        The method first removes pools in ``directory`` that killed replicas left behind. The method
-        does not wait for other processes to join. The pool has a name in ``directory`` until the
-        scheduler and all workers have joined.
+        The method first removes pools in ``directory`` that killed replicas left behind. It does
+        not wait for other processes. The pool has a name in ``directory`` until the scheduler and
+        all workers have joined.
 
         Args:
             replica: an id that all processes of the replica share. Each replica needs a new id at
@@ -140,8 +140,9 @@ class HostPool:
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
         """Check that there is room for a pool of this ``layout``, without making it.
 
-        ``directory`` is for :meth:`join`, and None for :meth:`create`. Memory that the pools of
-        killed processes still occupy does not count as free. The ConfigError names a remedy.
+        ``directory`` is the argument of :meth:`join`; pass None for :meth:`create`. Memory that the
+        pools of killed processes still occupy does not count as free. If there is no room, the
+        ConfigError names a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
@@ -190,7 +191,7 @@ class HostPool:
         return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
-        """Return which of the scheduler and the workers have not joined, such as "worker 1".
+        """List the processes that have not joined, such as "the scheduler" and "worker 1".
 
         A process that is still absent when the engine starts to work has another pool or none.
         The method raises ``KVTierError`` if the pool is not shared.
@@ -198,7 +199,7 @@ class HostPool:
         return self._shared_file().absent()
 
     def part(self, worker: int) -> npt.NDArray[np.uint8]:
-        """Return the part of ``worker``, from 0, of every slot; raise ConfigError if none is there.
+        """Return every slot's part of ``worker``; raise ConfigError if there is no such worker.
 
         The array has the shape (slots, ``part_bytes``), and keeps the pool's memory alive. Each
         slot's part is contiguous. In a replicated layout, only the array of worker 0 is writable.
@@ -231,8 +232,8 @@ class HostPool:
     def close(self) -> None:
         """Release the memory, now or as soon as no view is in use.
 
-        Memory with views stays mapped, because an access would otherwise crash the process. A
-        warning then says so; most likely, a tier's I/O hangs. A second call does nothing.
+        Memory with views stays mapped, because an access would otherwise crash the process. The
+        method then logs a warning; most likely, a tier's I/O hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -242,7 +243,7 @@ class HostPool:
             return
         self._view = None
         if not _try_close(mapping):
-            # The traceback of an exception may keep views alive.
+            # A cycle of references through an exception's traceback may keep views alive.
             gc.collect()
             if not _try_close(mapping):
                 _log.warning(

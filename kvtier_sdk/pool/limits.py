@@ -16,8 +16,6 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory, with the number of free bytes and a remedy if a pool does not fit."""
-
     where: str
     free_bytes: int
     remedy: str
@@ -56,7 +54,6 @@ def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> 
 
 
 def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> Iterator[Room]:
-    """Yield the room in each control group whose memory limit can be read."""
     for directory, limit_bytes, used_bytes in _memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit_bytes - used_bytes + _cached_bytes(directory)
