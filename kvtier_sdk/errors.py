@@ -144,7 +144,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
     ::
 
         async def lookup(self, keys, request):
-            outcomes = await self._ask_each_server(keys)  # a TierError for a dead server's keys
+            outcomes = await self._ask_each_server(keys)  # a TierError per key of a dead server
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """

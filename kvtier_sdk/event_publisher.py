@@ -42,7 +42,7 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The announced chunks of all tiers, and the events that follow from a tier's event.
+    """The announced chunks; turns the tiers' events into the events that routers receive.
 
     A block is announced with its first copy on a medium and locality, and withdrawn with the last.
     So the events suit routers that count copies, and routers that do not.
@@ -137,10 +137,10 @@ class EventOptions(StrictModel):
     """The options of an engine that announces chunks to request routers.
 
     Attributes:
-        events_endpoint: address on which request routers hear which chunks the engine's tiers
-            have, such as ``tcp://*:5557``; no announcements if absent.
-        events_replay_endpoint: address on which routers ask for events that they have missed, or
-            for all chunks, such as ``tcp://*:5558``.
+        events_endpoint: address at which request routers receive announcements of chunks, such as
+            ``tcp://*:5557``; no announcements if absent.
+        events_replay_endpoint: address at which routers request lost events, or all chunks, such
+            as ``tcp://*:5558``.
         events_topic: topic of the events.
     """
 
@@ -161,8 +161,7 @@ class EventPublisher:
         options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
         rank: the engine's data-parallel rank, which is added to both ports.
-        tokens: true to announce only chunks with a note, with their tokens; false to announce only
-            hashes.
+        tokens: true to announce only chunks with a note, and their tokens; false for only hashes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.

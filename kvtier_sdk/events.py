@@ -21,7 +21,7 @@ class OffloadingEvent:
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
         locality: the machine that holds the chunks: the engine's or another.
-        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` if it has none; may be empty.
+        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for none; empty if none is known.
         session: the session of the request that stored the chunks, if the request named one.
     """
 

@@ -23,7 +23,7 @@ class Verb(Enum):
     PREFETCH = "prefetch"
     #: Evict the request's chunks from the pool before others; the tiers keep them.
     DEMOTE = "demote"
-    #: The session is over, so no tier needs to store its further chunks.
+    #: The session is over, so no tier needs to store more of its chunks.
     END = "end"
     #: A hint that cannot be read.
     UNKNOWN = "unknown"
@@ -48,7 +48,7 @@ class Hint:
 
     Attributes:
         verb: the action.
-        duration_s: for a pin or a retained range, its duration.
+        duration_s: for a pin or a retained range, its duration in seconds.
         tokens: for a pin or a retained range, the indexes of its first token and of the token after
             its last; ``None`` for the whole prompt and answer.
         priority: for a retained range, 0 to 100; ``None`` for the request's priority.
@@ -74,11 +74,10 @@ class Receipt:
         session: the session that the hint concerns, if the session has a name.
         tenant: the tenant whose budget is used.
         verb: the action that the hint asked for.
-        outcome: the outcome.
+        outcome: the hint's outcome.
         chunks: number of chunks that the hint covers.
-        duration_s: seconds for which the hint holds, or until it is carried out; ``None`` if it has
-            no time.
-        reason: the reason why not all of the hint was accepted; empty if all of it was.
+        duration_s: seconds that the hint lasts, or that remain before it is carried out, if any.
+        reason: the reason why the hint was not accepted in full; empty if it was.
     """
 
     request_id: str

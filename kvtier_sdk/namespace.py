@@ -54,7 +54,7 @@ class Namespace:
 
     @property
     def tokens_per_chunk(self) -> list[int]:
-        """The number of tokens in a chunk of each KV-cache group; empty if the facts lack it."""
+        """The number of tokens in a chunk of each KV-cache group; empty if unknown."""
         facts: Mapping[str, Any] = self.facts
         with suppress(LookupError, TypeError):
             groups, blocks = facts["groups"], facts["blocks_per_chunk"]

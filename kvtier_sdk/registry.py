@@ -205,7 +205,6 @@ def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
 
 
 def _find_backend(name: str) -> list[_Found]:
-    """Return each backend that has this name or URL scheme."""
     form = name.replace("_", "-")
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
@@ -245,7 +244,6 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
 
 
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
-    """Instantiate the class that ``name`` or ``name:argument`` selects."""
     name, colon, argument = text.partition(":")
     make: Callable[[str | None], T] = _load_class(group, kind, name, base)
     try:

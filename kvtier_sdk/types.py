@@ -90,8 +90,8 @@ class RequestContext:
             exceeds 16 KiB.
         resume_in_s: seconds from the request's end until the next turn of its conversation, if the
             caller names a time; infinite if the caller expects no further turn.
-        session: the conversation of which the request is a turn, if the caller names one. A tier
-            in a separate process gets neither the session nor the fields below.
+        session: the conversation to which the request belongs, if the caller names one. A tier in
+            a separate process gets neither the session nor the fields below.
         tenant: the tenant whose budget the hints use; requests without a tenant share one budget.
         priority: the default priority of retained ranges, 0 to 100.
         hints: the caller's hints, which are carried out when the request ends.
@@ -209,7 +209,7 @@ class Transfer:
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header, once. A tier calls this, in any thread, only to supply a digest.
+        """Write a store's header, once. Tiers call this only to supply a digest, in any thread.
 
         Args:
             digest: the 16 bytes of xxh3-128, in canonical byte order, over the payload's first
@@ -242,8 +242,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged, or belong to another chunk. Return this error
-                as the verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's. Return it as verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.arrived, digest)

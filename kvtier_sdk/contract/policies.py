@@ -60,10 +60,9 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return true if the tier should get the chunk ``key`` now.
+        """Return true if the tier should get the chunk ``key``, which ``request`` stored or uses.
 
         ``hits`` counts the copies of the chunk back to the device while it was in the primary tier.
-        The ``request`` has stored the chunk or uses it.
         """
 
 

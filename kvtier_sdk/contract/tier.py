@@ -182,8 +182,8 @@ class SecondaryTierManager(ABC):
             its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
             ``delete``; the SDK splits longer batches. ``None`` for no limit.
-        fixed_length: true for a tier whose objects all have ``context.object_bytes``. The tier gets
-            no compressed chunks, and need not call :meth:`Transfer.received`.
+        fixed_length: true for a tier whose objects must all be ``context.object_bytes`` long. The
+            tier gets no compressed chunks, and need not call :meth:`Transfer.received`.
         runner_defaults: the tier's own defaults for the options that every tier has, written as in
             a configuration. The operator's settings override them. Example for a store behind a
             slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
@@ -289,7 +289,7 @@ class SecondaryTierManager(ABC):
         """Mark chunks as just used; ignore unknown chunks. (:attr:`Capability.TOUCH`)
 
         Args:
-            keys: chunks that were used in the primary tier, the most recently used last.
+            keys: chunks that were used in the primary tier. Treat the last as the most recent.
         """
         raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 

@@ -113,8 +113,7 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # Do not limit the queue of stores by the tier's speed, because queued chunks stay in the
-        # engine's memory and occupy no slots of a pool.
+        # Queued stores occupy no slots of a pool, so do not limit them by the tier's speed.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()

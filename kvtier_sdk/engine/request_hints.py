@@ -18,11 +18,11 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
-#: A limit is needed because advice on mistakes takes the engine's thread time.
+#: A limit is needed because advice on mistakes takes time of the engine's thread.
 _MOST_HINTS = 16
 #: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")
-#: Advice by field, for messages in which pydantic names our types. "" is the whole table.
+#: Advice by field, in place of pydantic's messages that name our types. "" is the whole table.
 _TO_WRITE = {
     "": 'write a table such as {"session": "chat 7", "pin": "5m"}',
     "tokens": "write two numbers such as [0, 4096]",
@@ -157,7 +157,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _in_words(error: ValidationError) -> str:
-    # pydantic reports each type of a union, such as 'prefetch', so drop repeated parts.
+    # pydantic reports an error for each type of a union, as in 'prefetch', so drop repetitions.
     parts: dict[str, None] = {}
     for detail in error.errors(include_url=False, include_input=False):
         names = [str(part)[:_LONGEST_NAME] for part in detail["loc"]]

@@ -44,7 +44,7 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     The services stay open when the engine closes its manager and opens another. The ``recorder``
-    records finished requests, and the ``publisher`` announces chunks to routers; either is ``None``
+    records finished requests, and the ``publisher`` announces chunks to routers; each is ``None``
     if it is not configured.
 
     Args:
@@ -85,7 +85,7 @@ class OperatorServices:
             self._stack = stack.pop_all()
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Report on and control an open ``manager`` from now on, instead of any earlier manager.
+        """Report on and control the open ``manager`` from now on, in place of an earlier manager.
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
@@ -111,8 +111,7 @@ def check_services(config: TieringConfig) -> None:
     """Open and close the services of ``config``, to find errors before an engine loads its model.
 
     Raises:
-        ConfigError: a service is not available; the message names the process that has its port or
-            socket.
+        ConfigError: a port or socket is not available; the message names the process that has it.
     """
     with _serving(config, list, lambda request, caller: {}):
         pass

@@ -140,9 +140,8 @@ class HostPool:
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
         """Check that there is room for a pool of this ``layout``, without making it.
 
-        ``directory`` is the argument of :meth:`join`; pass None for :meth:`create`. Memory that the
-        pools of killed processes still occupy does not count as free. If there is no room, the
-        ConfigError names a remedy.
+        ``directory`` is as for :meth:`join`; pass None for :meth:`create`. Memory that the pools of
+        killed processes still occupy does not count as free. The ConfigError names a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 

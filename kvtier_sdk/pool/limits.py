@@ -22,7 +22,6 @@ class Room(NamedTuple):
 
 
 def check_room(size_bytes: int, directory: Path | None = None) -> None:
-    """Raise ``ConfigError`` unless memory, control groups and directory have room."""
     available_bytes = _meminfo_bytes("MemAvailable", _PROC)
     rooms = [
         Room("this machine's memory", available_bytes, "end what else uses memory"),

@@ -44,7 +44,7 @@ class PoolFile:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> PoolFile:
-        """Enter a replica of one scheduler and ``workers`` that share an engine's own file.
+        """Enter a replica of a scheduler and ``workers`` workers that share an engine's own file.
 
         Args:
             fd: a descriptor of the file, which the caller still owns and has to close too.
