@@ -16,8 +16,7 @@ class OffloadingEvent:
     """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
 
     Attributes:
-        keys: the keys of the chunks. An event without keys is about all of the tier's chunks; only
-            an endpoint for routers gets such an event.
+        keys: the keys of the chunks; empty for all of the tier's chunks (only in routers' events).
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
         locality: the machine that holds the chunks: the engine's or another.

@@ -101,8 +101,7 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# List the labels' values, because every series must exist from the start. The enums of these values
-# are in higher layers, so a test compares these tuples with the enums.
+# Every series must exist from the start. A test compares these values with enums of higher layers.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (

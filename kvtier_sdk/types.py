@@ -13,8 +13,7 @@ from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint
 
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
-#: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
-#: through unchanged.
+#: bytes, big-endian. vLLM's keys have the same layout (``vllm/v1/kv_offload/base.py``).
 OffloadKey: TypeAlias = bytes
 
 #: A function that seals or checks a header. The last argument is the digest; ``None`` if unknown.
@@ -86,8 +85,7 @@ class RequestContext:
     Attributes:
         request_id: the request's id, unique among the live requests.
         params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
-            Their size has no limit, but a tier in a separate process gets none if their JSON
-            exceeds 16 KiB.
+            A tier in a separate process gets none if their JSON exceeds 16 KiB.
         resume_in_s: seconds from the request's end until the next turn of its conversation, if the
             caller names a time; infinite if the caller expects no further turn.
         session: the conversation to which the request belongs, if the caller names one. A tier in
@@ -154,8 +152,7 @@ class Transfer:
     tier whose :attr:`SecondaryTierManager.fixed_length` is false reports the object's length: it
     fills the buffers and calls :meth:`received`, or passes the whole object to :meth:`fill`.
 
-    The SDK owns ``header`` and ``payload``. A backend may use them until its ``store`` or ``load``
-    call returns, raises or is cancelled.
+    The SDK owns ``header`` and ``payload``, and lends them until ``store`` or ``load`` has ended.
 
     The digest is cheapest to compute in the thread that moves the bytes. For a store, the thread
     that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the SDK
@@ -165,8 +162,7 @@ class Transfer:
         key: the name of the chunk.
         request: the request that caused the transfer.
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
-            of the tier's ``alignment``: ``context.payload_bytes`` for a load, and at most as many
-            for a store.
+            of ``alignment``: ``context.payload_bytes`` for a load, and at most that for a store.
         arrived: for a load, the part of ``payload`` that the loaded object fills; for a store, all.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged, so overwrite it without asking whether it exists.
@@ -202,8 +198,7 @@ class Transfer:
     def header(self) -> memoryview:
         """The integrity header, which only the SDK interprets.
 
-        Its address and length are multiples of the tier's ``alignment``. For a store, the first use
-        writes the header.
+        Its address and length are multiples of ``alignment``. For a store, the first use writes it.
         """
         self.seal()
         return self._header

@@ -10,8 +10,7 @@ class ChunkCodec(ABC):
     """A cipher that seals chunks on their way to a tier and opens them on their way back.
 
     Install a codec under the entry point ``kvtier.codecs``, for example as ``my_cipher``. A tier's
-    option ``codec = "my_cipher:argument"`` then selects the codec. The tier handles sealed chunks
-    like all others.
+    option ``codec = "my_cipher:argument"`` then selects it. The tier handles only sealed chunks.
 
     Rules for every codec:
 
@@ -20,12 +19,10 @@ class ChunkCodec(ABC):
     - *A payload is authenticated*, together with the associated data: the key of the chunk, its
       namespace and its header. :meth:`open` raises if any bit of these has changed since
       :meth:`seal`. The SDK computes no digest of a sealed chunk.
-    - *A codec is pure*: several threads call its methods at once. The methods do no I/O, and keep
-      no buffer after they return.
+    - *A codec is pure*: its methods run in several threads at once, do no I/O, and keep no buffer.
     - *A codec shows no secret* in its ``repr`` or its errors.
     - *A name stands for one encoding.* The name is a fact of the tier's namespace, so chunks of
-      different codecs are kept apart. An encoding that older releases cannot read needs a new
-      name.
+      different codecs are kept apart. An incompatible encoding needs a new name.
 
     Attributes:
         envelope_bytes: length of the envelope in bytes.

@@ -44,8 +44,7 @@ class StorePolicy(ABC):
         filters: if False, :meth:`wants` is never called and the tier gets every offered chunk.
 
     Args:
-        argument: the text after the policy's name and a colon, as in ``after_hits:2``; ``None``
-            if there is no colon.
+        argument: the text after the colon, as in ``after_hits:2``; ``None`` if there is no colon.
 
     Raises:
         ValueError: the argument is missing, or this policy cannot use it.
@@ -88,8 +87,7 @@ class EvictionPolicy(ABC):
             def choose_victims(self, count, is_evictable):
                 return list(itertools.islice(filter(is_evictable, self._keys), count))
 
-    A chunk is useless without the chunks before it, so a policy should evict the end of a prefix
-    first.
+    A chunk is useless without the chunks before it, so evict the end of a prefix first.
 
     Attributes:
         now_s: time of the engine's current step, in seconds from an arbitrary start.

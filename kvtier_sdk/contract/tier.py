@@ -134,12 +134,10 @@ class SecondaryTierManager(ABC):
       cannot examine, and raises the error only if it can examine none of the call's objects.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
     - *Raise only* :class:`TierError` and its subclasses (:func:`kvtier_sdk.map_exceptions`).
-    - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
-      nowhere else.
+    - *A key may hold any bytes*; a chunk is found only under its own key in its own namespace.
     - *A tier is built from its options alone*, in the engine's process or in a separate one.
     - *Several instances may be open at once* on one store, in one process or in several. Closing
-      one does not affect the others. On a medium other than :attr:`Medium.CPU`, each instance finds
-      the chunks of all instances.
+      one does not affect the others. Except on :attr:`Medium.CPU`, each instance finds all chunks.
     - *A wrong setting is a* :class:`ConfigError` *of* :meth:`open`, and wrong credentials are a
       :class:`TierAuthError`. Neither is retried. During an outage, the SDK retries the opening.
     - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
@@ -176,8 +174,7 @@ class SecondaryTierManager(ABC):
         medium: the medium on which chunks are kept.
         locality: the machine that holds the chunks: the engine's or another.
         capabilities: the optional methods that the tier implements.
-        alignment: alignment of each buffer's address and length, in bytes; a power of two up to
-            4,096.
+        alignment: alignment of each buffer's address and length: a power of two, up to 4,096 bytes.
         needs_process: true for a tier that must run in a separate process, for example because
             its client can crash, or holds the interpreter lock for long.
         max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
@@ -232,8 +229,7 @@ class SecondaryTierManager(ABC):
         """Return which chunks are stored, for the ``request`` that needs them.
 
         Returns:
-            One boolean per key, in the order of ``keys``. 0, 1 and ``numpy.bool_`` count as
-            booleans; anything else breaks the contract.
+            One boolean per key, in the order of ``keys``; 0, 1 and ``numpy.bool_`` count as well.
 
         Raises:
             TierError: the tier cannot tell.
@@ -248,8 +244,7 @@ class SecondaryTierManager(ABC):
                 stay, unless ``transfer.replace`` is true.
 
         Returns:
-            One verdict per transfer, in the order of ``batch``: ``None`` once a later
-            :meth:`load` will find the chunk.
+            One verdict per transfer, in order: ``None`` once a later :meth:`load` finds the chunk.
 
         Raises:
             TierError: the whole batch failed for one reason.
@@ -335,8 +330,7 @@ class ChunkTierManager(SecondaryTierManager):
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: the most chunks of one batch to handle at once. Set it in the class, or in
-            each instance from its options.
+        fan_out: the most chunks of a batch to handle at once. Set it per class or per instance.
     """
 
     fan_out: int = 8

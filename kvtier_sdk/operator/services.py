@@ -44,8 +44,7 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     The services stay open when the engine closes its manager and opens another. The ``recorder``
-    records finished requests, and the ``publisher`` announces chunks to routers; each is ``None``
-    if it is not configured.
+    records finished requests, and the ``publisher`` announces chunks to routers; each is optional.
 
     Args:
         config: the configuration of the services.

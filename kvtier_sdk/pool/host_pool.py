@@ -89,13 +89,12 @@ class HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
         The method first removes pools in ``directory`` that killed replicas left behind. It does
-        not wait for other processes. The pool has a name in ``directory`` until the scheduler and
-        all workers have joined.
+        not wait for other processes. The pool has a name in ``directory`` until all have joined.
 
         Args:
             replica: an id that all processes of the replica share. Each replica needs a new id at
-                each start. A process that joins after the scheduler and all workers makes a second
-                pool (see :meth:`absent`).
+                each start. A process that joins after all others makes a second pool; see
+                :meth:`absent`.
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process among the workers; None for the scheduler.
             directory: a directory on a tmpfs.
@@ -128,8 +127,7 @@ class HostPool:
             prefault: as for :meth:`create`.
 
         Raises:
-            ConfigError: the handle leads to no pool, the pool has another layout, or another
-                process has joined as this worker.
+            ConfigError: there is no such pool, it has another layout, or this worker has joined.
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
@@ -212,16 +210,14 @@ class HostPool:
     def view(self, slot: int) -> memoryview:
         """Return the payload of ``slot``, from 0, as a writable, contiguous view in format ``B``.
 
-        The view keeps the memory alive, and so does everything made from the view. The method
-        raises IndexError if there is no such slot.
+        The view and everything made from it keep the memory alive. A wrong slot is an IndexError.
         """
         return self.padded_view(slot, 1)
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a slot's payload and the padding after it; see :meth:`view`.
 
-        The length is rounded up to a multiple of ``alignment``, which is a power of two up to
-        4,096. ``slot`` is as for :meth:`view`.
+        The length is rounded up to a multiple of ``alignment``, a power of two up to 4,096.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
