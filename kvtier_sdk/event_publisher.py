@@ -285,7 +285,6 @@ class EventPublisher:
         return _encode([self._clock.wall_s(), events, self._rank])
 
     def _answer(self, router: Any) -> None:
-        """Answer a router's number with the batches since then, or with a snapshot."""
         import zmq
 
         self._publish()

@@ -162,7 +162,8 @@ class Transfer:
         key: the name of the chunk.
         request: the request that caused the transfer.
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
-            of ``alignment``: ``context.payload_bytes`` for a load, and at most that for a store.
+            of the tier's ``alignment``: ``context.payload_bytes`` for a load, and at most as many
+            for a store.
         arrived: for a load, the part of ``payload`` that the loaded object fills; for a store, all.
         replace: for a store, true if the last load of the chunk failed. The tier's object may
             then be damaged, so overwrite it without asking whether it exists.
@@ -198,7 +199,7 @@ class Transfer:
     def header(self) -> memoryview:
         """The integrity header, which only the SDK interprets.
 
-        Its address and length are multiples of ``alignment``. For a store, the first use writes it.
+        Its address and length fit the tier's ``alignment``. For a store, the first use writes it.
         """
         self.seal()
         return self._header
@@ -237,7 +238,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged or another chunk's. Return it as verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's. Return this as the verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.arrived, digest)

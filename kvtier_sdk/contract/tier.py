@@ -205,10 +205,7 @@ class SecondaryTierManager(ABC):
     context: TierContext
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
-        """Keep ``config``, an instance of :attr:`config_model`, and ``context``.
-
-        Do no I/O here; :meth:`open` is for that.
-        """
+        """Keep ``config``, an instance of :attr:`config_model`, and ``context``; do no I/O."""
         self.config = config
         self.context = context
 

@@ -229,7 +229,6 @@ class BlockingTier:
         return cast(JobResult, job.result)
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Poll for reports until the condition holds or the time is up."""
         end_s = self._clock.now_s() + within_s
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:

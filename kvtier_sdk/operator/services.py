@@ -189,7 +189,6 @@ class _ManagerControl:
         return {"options": options.live_values()}
 
     def _check_tier(self, client: TierClient, changed: TierSpec) -> None:
-        """Raise a :class:`ConfigError` if options conflict with the chunks or the other tiers."""
         if isinstance(changed.config, BoundedTierConfig):
             changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
         tiers = [changed if one is client else one.spec for one in self.manager.clients]

@@ -265,7 +265,6 @@ class HostPool:
 
 
 def _try_close(mapping: mmap.mmap) -> bool:
-    """Unmap the memory; return false if a view is in use."""
     try:
         mapping.close()
     except BufferError:
