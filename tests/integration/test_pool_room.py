@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small raises an error and never kills the process with SIGBUS."""
+"""A pool that does not fit into /dev/shm raises an error, and never causes a fatal SIGBUS."""
 
 from __future__ import annotations
 

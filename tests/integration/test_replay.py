@@ -46,7 +46,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "returns"])
 def test_the_policy_sees_the_times_of_the_trace_and_hits_as_in_a_simulation(policy: str) -> None:
-    # The requests are half a minute apart, although the replay takes only a second.
+    # The policy must see the 30 s between requests, although the replay takes only a second.
     workload = [
         dataclasses.replace(request, arrived_s=30.0 * n, stop=f"stop {n % 2}")
         for n, request in enumerate(chat_workload(300, 1))
