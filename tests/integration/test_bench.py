@@ -1,4 +1,4 @@
-"""``kvtier bench`` measures tiers, and leaves none of its chunks in them."""
+"""``kvtier bench`` measures tiers, and then removes its chunks from the tiers."""
 
 from __future__ import annotations
 

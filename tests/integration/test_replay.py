@@ -213,7 +213,7 @@ def test_a_file_says_what_no_flag_says(tmp_path: Path) -> None:
     by_file = json.loads(done.stdout)
     assert [tier["name"] for tier in by_file["tiers"]] == ["host", "disk", "memory"]
     assert files(tmp_path / "kv")
-    # The command-line options override the file's. A pool with so many slots evicts nothing.
+    # The command-line options override the file's. A pool of 2,000 slots does not evict chunks.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)

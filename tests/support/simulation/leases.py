@@ -131,7 +131,7 @@ class LeaseRecord:
             if len(reclaimed) > most:
                 self._breach("a tenant keeps its share", f"{tenant!r} lost {len(reclaimed)}")
             latest_s = max((self.held[key].until_s for key in reclaimed), default=0.0)
-            # End the leases of removed chunks too: a chunk may lose its lease and then leave the pool.
+            # End the leases of removed chunks too, because the leases may have ended first.
             self.end(its)
             for key, terms in self.held.items():
                 is_due = terms.tenant == tenant and terms.until_s < latest_s

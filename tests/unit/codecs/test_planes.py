@@ -177,7 +177,7 @@ def test_every_pattern_comes_back(dtype):
     patterns = np.random.default_rng(2).permutation(2 ** (8 * size)).astype(f"<u{size}")
     mixed = np.frombuffer(common, patterns.dtype).copy()
     mixed[: 20 * len(patterns) : 20] = patterns
-    # A block of patterns alone gains nothing from coding. In the mixed payload, patterns are rare.
+    # Coding does not shorten a block of patterns alone. In the mixed payload, patterns are rare.
     for payload in (common + patterns.tobytes(), mixed.tobytes()):
         stored = encode(dtype, payload)
         assert stored

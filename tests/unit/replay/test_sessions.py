@@ -32,7 +32,7 @@ def test_hits_are_grouped_by_session_and_by_what_a_turn_follows() -> None:
         (request("a", "123", 4, "end_turn"), 2),
         # Chunk 2 was in the session's previous request, but is not found this time.
         (request("a", "1234", 64, None), 1),
-        # This request shares no chunk with its session's previous request, so it loses none.
+        # This request shares no chunk with its session's previous request, so it loses no chunk.
         (request("b", "67", 101, None), 0),
         (request(None, "9", 102, "tool_use"), 0),
         (request("c", "", 103, None), 0),

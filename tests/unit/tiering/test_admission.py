@@ -63,7 +63,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """Yield chunks: with probability 1/3 a popular one, otherwise a new one that never returns."""
+    """Yield chunks: a popular chunk with probability 1/3, else a new chunk that never returns."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
