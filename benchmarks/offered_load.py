@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A source of work for a tier. At each engine step, it submits the chunks that are due.
+    """A load on a tier: at each engine step, the chunks that are due are submitted.
 
     Stores and loads alternate. If no slot is free, the chunk is skipped, so a slow tier gets less.
     """
@@ -41,7 +41,7 @@ class OfferedLoad(TierListener):
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # Use new keys in each run, because a tier may skip the store of a chunk that it has.
+        # Use new keys in each run, because a tier may skip the store of a chunk that it holds.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -110,7 +110,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier in this process; the caller starts the tier's work."""
+    """Open a tier in this process, and yield its load, which the caller starts with ``begin``."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -123,7 +123,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Open a tier in another process; the caller starts the tier's work."""
+    """Open a tier in another process, and yield its load for the caller to start."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -138,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A tier's work in another process. Messages alternately start and stop the work."""
+    """The load on a tier in another process. Messages alternately start and stop the load."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -156,7 +156,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Start or stop the tier's work at each message; after a stop, send its bytes and seconds."""
+    """Start and stop the load by messages; after each stop, send the moved bytes and seconds."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

@@ -38,7 +38,7 @@ class Root:
 
     @property
     def fd(self) -> int:
-        """The root's descriptor. A root that was removed is recreated, but its parents are not."""
+        """The root's descriptor. A removed root is recreated, but its parents are not."""
         fd = self._fd
         if fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -152,7 +152,7 @@ class Root:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
                 f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
-                # Round down to MiB, because a size that is rounded up may be too large.
+                # Round down to MiB, because the rounded-up size might not fit.
                 f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
                 "which leaves what min_free keeps, or choose another root"
             )

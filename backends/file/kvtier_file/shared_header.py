@@ -36,7 +36,7 @@ class Reservation(NamedTuple):
 class SharedHeader:
     """The content of the header's file."""
 
-    # True if the counters agree with the disk. False during a change, even if the process crashes.
+    # True if the counters agree with the disk. Cleared before each change, in case of a crash.
     clean: bool = False
     generation: int = 0  # a random number, new with each compaction of the ledger
     ledger_bytes: int = 0  # valid length of the ledger

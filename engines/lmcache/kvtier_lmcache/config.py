@@ -11,7 +11,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from kvtier_sdk import ConfigError, TierSpec
 from kvtier_sdk.engine import AdapterOptions, Place
 
-#: The key in LMCache's configuration that holds the options, as errors name it.
+#: The key in LMCache's configuration that holds the options. Error messages begin with the key.
 ADAPTER_PARAMS = Place("adapter_params")
 _FP8 = "float8_e4m3fn"
 

@@ -44,18 +44,17 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Move pages between tensors and the tier; do nothing if the pool's pages move in place."""
+        """Move flat pages, unless the pool's pages move in place; return true for each moved page."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))
 
     @property
     def page_bytes(self) -> int:
-        """The length of a page, the sum of its parts."""
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:
-        """Wait until the tier has ended, and release the memory. Call ``chunks.close()`` first."""
+        """Wait until the tier has closed, and release the memory. Call ``chunks.close()`` first."""
         self.chunks.join()
         self._pages.close()
 

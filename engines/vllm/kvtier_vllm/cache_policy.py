@@ -31,7 +31,7 @@ class _Request:
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     """The eviction policy ``returns``, named in vLLM's ``eviction_policy``.
 
-    vLLM tells a policy neither why answers end nor the requests' hints.
+    vLLM does not pass hints, or the reasons why answers end, to a policy.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -70,7 +70,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._count_down(self._new[key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        # Report the chunk first, or its next release would count it as readable a second time.
+        # Report the chunk now. Otherwise its next release would count it as readable again.
         if key in self._new:
             self._tell_new()
 
