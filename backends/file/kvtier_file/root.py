@@ -72,7 +72,7 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block. The default is the tier's own namespace."""
+        """Open a namespace's directory and yield it. The default is the tier's own namespace."""
         # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:

@@ -69,7 +69,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block; first apply the changes of all other processes."""
+        """Hold the shared lock during the block, after applying other processes' changes."""
         removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:

@@ -138,7 +138,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """The age in milliseconds at which uses stop extending a chunk's expiry; ``None`` for never."""
+        """The age in ms after which no use extends a chunk's expiry; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)

@@ -44,7 +44,7 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Move flat pages, unless the pool's pages move in place; return true for each moved page."""
+        """Move flat pages, unless the pool moves pages in place; return true for each success."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))

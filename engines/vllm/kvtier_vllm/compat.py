@@ -92,7 +92,7 @@ def tell_blocks(
 
     ``events_config`` is the engine's events configuration. Return a function that ends the reports.
     """
-    # Wrap these methods, the only ones that have both a chunk and the request with its tokens.
+    # Wrap these methods, because only they have both a chunk and the request with its tokens.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
             OffloadingEventsTracker as Tracker,
