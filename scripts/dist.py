@@ -1,4 +1,4 @@
-"""Build what a release publishes into dist/: wheels, source distributions, an SBOM, checksums.
+"""Build the files of a release into dist/: wheels, source distributions, an SBOM, checksums.
 
     python scripts/dist.py [PYTHON ...]
 

@@ -131,7 +131,7 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The environment's proxy variable that the tier ignores, or ``None`` if none is set."""
+        """The name of the proxy variable that the tier ignores; ``None`` if no variable is set."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None

@@ -215,7 +215,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """Return the code that the server sent, or a code for the status if it sent none."""
+    """Return the code that the server sent or, if it sent no code, a code for the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 

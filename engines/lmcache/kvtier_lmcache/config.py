@@ -22,7 +22,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
     Attributes:
         tier: the tier.
         options: the options of the adapter.
-        serde: the serialization that LMCache applies to objects before a store; ``None`` for none.
+        serde: the serialization that LMCache applies to objects before a store, if there is any.
     """
 
     def __init__(self, tier: TierSpec, options: AdapterOptions, serde: str | None = None) -> None:

@@ -43,7 +43,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
         self._policy = load_policy("returns")()
         self._policy.open(self.cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        # Requests without a reported end. After a cache reset, vLLM may never report an end.
+        # The requests that vLLM has not reported as finished. After a cache reset, some never are.
         self._running: dict[str, _Request] = {}
         # Chunks not yet reported to the policy, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
