@@ -35,7 +35,7 @@ _REQUEST = RequestContext("bench")
 class OfferedLoad(TierListener):
     """A load generator for a tier. At each engine step, it submits the chunks that are due.
 
-    Stores and loads alternate. A chunk is skipped if no slot is free, so a slow tier gets fewer.
+    Stores and loads alternate. A chunk is skipped if no slot is free, as happens with a slow tier.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:

@@ -139,7 +139,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return an interpreter, and for each way that it cannot measure, the reason."""
+    """Return an interpreter, and the reason for each way that it cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

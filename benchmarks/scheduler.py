@@ -1,4 +1,4 @@
-"""Measure the CPU time that kvtier's manager and vLLM's own cost the scheduler's thread.
+"""Measure the CPU time of kvtier's manager and of vLLM's in the scheduler's thread.
 
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
@@ -49,7 +49,7 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# No job takes this long, so none reaches its deadline while the loop waits for the tiers.
+# No job takes this long, so no deadline passes while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096

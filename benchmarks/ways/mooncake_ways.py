@@ -16,7 +16,7 @@ Slots = list[list[memoryview]]
 
 
 class PlainClient(Way):
-    """Mooncake's client, whose batch functions store payloads without headers from threads."""
+    """Mooncake's client, called from threads with batches of payloads without headers."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)

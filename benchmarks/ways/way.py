@@ -227,7 +227,7 @@ class Subject(ABC):
 
     @abstractmethod
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
-        """Return, by name, functions that make a round's way: kvtier's first, the limit last."""
+        """Map names to functions that make a way for a round; kvtier is first, the limit last."""
 
     @abstractmethod
     def clear(self) -> None: ...

@@ -109,7 +109,7 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # Another process has used the chunk since. Record its use and choose again.
+                    # Another process has used this chunk, so record the use and choose again.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue

@@ -22,7 +22,7 @@ NOT_DONE, DONE, ABSENT = range(3)
 
 
 def _extension_file() -> str:
-    # The function's module is xxhash's C extension, which contains a copy of libxxhash.
+    # xxhash's functions come from its C extension, which contains a copy of libxxhash.
     module = sys.modules.get(xxhash.xxh3_128_digest.__module__)
     return str(getattr(module, "__file__", None))
 

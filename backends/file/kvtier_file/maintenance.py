@@ -45,7 +45,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch without recording uses."""
+        """Read a batch without recording uses; return an error or ``None`` for each chunk."""
         verdicts: Verdicts = {}
         with self._existing("readable") as directory:
             for transfer in batch:

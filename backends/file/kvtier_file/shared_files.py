@@ -114,9 +114,9 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if a file was removed; other processes would then create another."""
+        """Return true if a file was removed, so that other processes use a new file."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check: it can be removed only after the lease in it.
+        # The directory of leases needs no check, because its lease would be removed first.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

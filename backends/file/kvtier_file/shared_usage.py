@@ -215,7 +215,7 @@ class SharedUsage:
                 if not any(map(files.leases.is_held, self._other_leases())):
                     # No other process is alive, so files may have changed without a record.
                     self._header.clean = False
-                # Enter a reservation now, because `_next_lease` returns only leases that have one.
+                # Enter a reservation, because `_next_lease` returns only leases with a reservation.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:

@@ -86,7 +86,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, and count chunks. Lookups and loads need not wait."""
+        """Check the root, make directories and count chunks, while lookups and loads work."""
         try:
             with self._call():
                 self._usage.open()
@@ -304,7 +304,7 @@ class ChunkStore:
                 directory.write_manifest(self._manifest)
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
-        """Write a chunk's file and return its name; evict chunks if the file system refuses."""
+        """Write a chunk's file and return its name; evict chunks if the file system is full."""
         # The free space says nothing about inodes and quotas. Evict twice, because the shard and
         # the file may need an inode each.
         for _ in range(2):

@@ -45,7 +45,7 @@ async def request(
     has_body: bool = True,
 ) -> Response:
     """Make a request. With status 200, a body that fits goes into ``target``, not the response."""
-    # Ignore unsent buffers, because a server may refuse a request before it has received all.
+    # Ignore unsent buffers, because a server may refuse a request before receiving all of it.
     await connection.send(parts)
     status = 0
     while status < 200:  # 1xx only announces the response

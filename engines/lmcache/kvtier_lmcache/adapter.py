@@ -163,7 +163,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up without locking them: a later load of a removed object is only a miss."""
+        """Look objects up without locking them, because loading a removed object is only a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()

@@ -98,7 +98,7 @@ class StagedPages(Pages):
     def move_tensors(
         self, operation: Operation, tensors: Sequence[torch.Tensor], move: Move
     ) -> list[bool]:
-        """Move flat pages; return true for each moved page. SGLang itself accesses its pool."""
+        """Move flat pages, given as tensors; return true for each moved page."""
 
         def fill(number: int, slot: torch.Tensor) -> None:
             slot.copy_(tensors[number].view(self._dtype).flatten())

@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier; false also if the answer came too late."""
+        """Return true for each page in the tier, or false if the tier did not answer in time."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -44,7 +44,7 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Move flat pages, unless the pool moves pages in place; return true for each success."""
+        """Move flat pages if the pool's pages are staged; return true for each moved page."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))

@@ -179,7 +179,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Store flat pages; return true if all were stored. A failure does not remove pages."""
+        """Store flat pages; return true if all were stored."""
         return all(self._move_tensors(_STORE, keys, list(values or ())))
 
     def set(

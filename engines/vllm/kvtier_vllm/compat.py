@@ -270,7 +270,7 @@ def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # Leave out the head size, because the model, another fact, determines it.
+        # Leave out the head size, because the namespace already includes the model.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()
@@ -294,7 +294,7 @@ def expected_hash() -> tuple[str, bytes]:
 
 
 def actual_hash() -> tuple[str, bytes] | None:
-    """Return the algorithm and seed of this process's chain hashes, once vLLM has set them."""
+    """Return this process's algorithm and seed of chain hashes; ``None`` until vLLM sets them."""
     seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
     if seed is None:
         return None
