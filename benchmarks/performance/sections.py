@@ -50,9 +50,7 @@ class Panel:
 
     Attributes:
         title: the text above the part.
-        run: the run whose figures are shown.
-        group: group of the shown series.
-        quantity: quantity of the shown series.
+        run, group, quantity: identify the series to show.
         axis: label of the axis, with the unit.
         ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
         cases: the cases to show; if empty, all measured cases.

@@ -20,8 +20,8 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
     """The configuration of a :class:`KVTierL2Adapter`.
 
     Attributes:
-        tier: the tier.
-        options: the options of the adapter.
+        tier: the tier that stores the objects.
+        options: the adapter's options in ``adapter_params``, apart from the tier's.
         serde: the serialization that LMCache applies to objects before a store, if there is any.
     """
 

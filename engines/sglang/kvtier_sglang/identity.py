@@ -32,8 +32,6 @@ _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """The namespace and the keys of a host pool's pages."""
-
     def __init__(
         self,
         config: HiCacheStorageConfig,
