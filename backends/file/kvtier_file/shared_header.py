@@ -36,7 +36,7 @@ class Reservation(NamedTuple):
 class SharedHeader:
     """The content of the header's file."""
 
-    # True if the counters agree with the disk. A change clears it first, in case of a crash.
+    # True if the counters agree with the disk. A change clears the flag first, in case of a crash.
     clean: bool = False
     generation: int = 0  # a random number, new with each compaction of the ledger
     ledger_bytes: int = 0  # valid length of the ledger
