@@ -72,7 +72,7 @@ class ChunkHeader:
         self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
         """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``."""
-        # A payload that is shorter than a chunk is marked as compressed.
+        # Only a compressed payload is shorter than a chunk.
         compressed = len(payload) < self._payload_bytes
         stored_bytes = len(payload) if compressed else self._chunk_bytes
         if not self.digest_bytes:

@@ -40,8 +40,7 @@ class TierError(KVTierError):
 
     Args:
         message: a description of the failure for an operator.
-        retryable: true if the same call can succeed in a moment; ``None`` for the class's
-            :attr:`default_retryable`.
+        retryable: true if the same call may soon succeed; by default :attr:`default_retryable`.
 
     Attributes:
         tier: name of the tier; the runner fills it in.
@@ -144,7 +143,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
     ::
 
         async def lookup(self, keys, request):
-            outcomes = await self._ask_each_server(keys)  # a TierError for each key of a dead one
+            outcomes = await self._ask_each_server(keys)  # a TierError per key of a dead server
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """
@@ -176,8 +175,7 @@ def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
 
     ``mapping`` gives the error to raise for a class or a tuple of classes. The first entry that
     matches wins, so put subclasses before their bases. The new error has the original's text, and
-    the original as its ``__cause__``. A :class:`TierError` passes through unchanged, and so does an
-    exception that no entry names.
+    the original as its ``__cause__``. A :class:`TierError` and unlisted exceptions pass unchanged.
 
     ::
 

@@ -1,6 +1,6 @@
-"""Metrics over HTTP in Prometheus's format, for engines without an endpoint of their own.
+"""Metrics over HTTP in Prometheus's format, for engines that have no metrics endpoint.
 
-Values are collected at each scrape, so that gauges are current even while the engine is idle.
+Each scrape collects the values, so gauges are current even while the engine is idle.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def serve_metrics(
         ) from None
     handler: Any = server.RequestHandlerClass
     server.RequestHandlerClass = type("_Handler", (handler,), {"timeout": _SILENCE_S})
-    # By default, a broken connection is reported on the engine's stderr.
+    # By default, the server reports each broken connection on the engine's stderr.
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     try:
         yield f"http://{host}:{server.server_port}/metrics"
@@ -70,8 +70,6 @@ def serve_metrics(
 
 
 class _Collector:
-    """A collector for prometheus_client that converts the SDK's samples."""
-
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect
 

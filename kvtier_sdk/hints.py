@@ -1,4 +1,4 @@
-"""Hints: what a caller knows about the next use of a request's chunks, and the receipts for it."""
+"""A caller's hints about the next use of a request's chunks, and the receipts for the hints."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-#: The priority of a retained range if nobody names one, from 0 to 100. NVIDIA's TensorRT-LLM has
-#: the same scale and default.
+#: The default priority of a retained range, from 0 to 100, as in NVIDIA's TensorRT-LLM.
 DEFAULT_PRIORITY: Final = 35
 
 
 class Verb(Enum):
-    """The deed that a hint asks for."""
+    """The action that a hint asks for."""
 
     #: Keep chunks in the pool for a time, which each use renews.
     PIN = "pin"
-    #: Evict chunks after all others until a time, those of lower priority first.
+    #: Evict chunks after all others, the lowest priority first, until a given time.
     RETAIN = "retain"
     #: The next turn of the conversation comes after this time.
     RESUME_IN = "resume_in"
@@ -24,7 +23,7 @@ class Verb(Enum):
     PREFETCH = "prefetch"
     #: Evict the request's chunks from the pool before others; the tiers keep them.
     DEMOTE = "demote"
-    #: The session is over: no tier need store what it stores from now on.
+    #: The session is over, so no tier needs to store more of its chunks.
     END = "end"
     #: A hint that cannot be read.
     UNKNOWN = "unknown"
@@ -34,28 +33,28 @@ class Outcome(Enum):
     """The outcome of a hint."""
 
     ACCEPTED = "accepted"
-    #: Accepted for fewer chunks, or for a shorter time, than asked.
+    #: Accepted for fewer chunks, or for a shorter time, than the caller asked for.
     CLIPPED = "clipped"
-    #: Its time has not come; another receipt follows.
+    #: To be carried out later; another receipt follows.
     DEFERRED = "deferred"
     REFUSED = "refused"
-    #: Given up before it was done, for example because its time went by.
+    #: Given up before it was carried out, for example because its time passed.
     EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One thing that a request's caller asks for.
+    """A caller's hint about the chunks of a request or a session.
 
     Attributes:
-        verb: what is asked for.
-        duration_s: for a pin or a retained range, how long.
-        tokens: for a pin or a retained range, the first token and the one after the last; the whole
-            prompt and answer if ``None``.
-        priority: for a retained range, 0 to 100; the request's priority if ``None``.
-        session: for a prefetch, the session whose chunks are loaded at once; the request's own
-            session, before its next turn, if ``None``.
-        mistake: why the hint cannot be read; empty if it can.
+        verb: the action.
+        duration_s: for a pin or a retained range, its duration in seconds.
+        tokens: for a pin or a retained range, the indexes of its first token and of the token after
+            its last; ``None`` for the whole prompt and answer.
+        priority: for a retained range, 0 to 100; ``None`` for the request's priority.
+        session: for a prefetch, the session whose chunks are loaded at once; ``None`` to load the
+            request's own session before its next turn.
+        mistake: the reason why the hint cannot be read; empty for a readable hint.
     """
 
     verb: Verb
@@ -71,14 +70,14 @@ class Receipt:
     """The outcome of one hint, with the reason.
 
     Attributes:
-        request_id: the request that brought the hint; empty if an operator asked.
-        session: the session that is meant, if it has a name.
-        tenant: whose budget is used.
-        verb: what was asked for.
-        outcome: what became of it.
-        chunks: number of chunks for which the hint holds.
-        duration_s: seconds for which it holds, or until it is carried out; ``None`` if neither.
-        reason: why not all was accepted; empty if it was.
+        request_id: the request that carried the hint; empty for an operator's hint.
+        session: the session that the hint concerns, if the session has a name.
+        tenant: the tenant whose budget is used.
+        verb: the action that the hint asked for.
+        outcome: the hint's outcome.
+        chunks: number of chunks that the hint covers.
+        duration_s: seconds that the hint lasts, or that remain before it is carried out, if any.
+        reason: the reason why the hint was not accepted in full; empty if it was.
     """
 
     request_id: str

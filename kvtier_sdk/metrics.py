@@ -101,8 +101,7 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# List the labels' values, because every series must exist from the start. The enums of these values
-# are in higher layers, so a test compares these tuples with the enums.
+# Every series must exist from the start. A test compares these values with enums of higher layers.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -412,7 +411,7 @@ _OF_STATS, _OF_USAGE = _declared(TierStats), _declared(PoolUsage)
 _OF_TIERS = [(name, each) for name, each in _OF_STATS.items() if each.of != "pool"]
 _OF_POOL = [(name, each) for name, each in _OF_STATS.items() if each.of != "behind"]
 
-#: All metrics, each once.
+#: The declarations of all metrics.
 METRICS: tuple[Metric, ...] = tuple(
     each.metric for each in (*_OF_STATS.values(), *_OF_USAGE.values())
 )

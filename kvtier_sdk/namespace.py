@@ -54,7 +54,7 @@ class Namespace:
 
     @property
     def tokens_per_chunk(self) -> list[int]:
-        """The number of tokens in a chunk of each KV-cache group; empty if no fact says it."""
+        """The number of tokens in a chunk of each KV-cache group; empty if unknown."""
         facts: Mapping[str, Any] = self.facts
         with suppress(LookupError, TypeError):
             groups, blocks = facts["groups"], facts["blocks_per_chunk"]
@@ -118,7 +118,7 @@ class StoredNamespace(Namespace):
             and :meth:`adding` do not change it.
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
-        MOST_BYTES: how much of a manifest a tier reads, because anyone may have written it.
+        MOST_BYTES: the most bytes of a manifest that a tier reads, since anyone can write one.
     """
 
     MOST_BYTES: ClassVar[int] = 1 << 20
@@ -128,10 +128,7 @@ class StoredNamespace(Namespace):
 
     @classmethod
     def read(cls, fingerprint: str, manifest: bytes | None = None) -> Self:
-        """Read the ``manifest`` that a tier keeps beside its chunks, ``None`` if there is none.
-
-        The chunks are kept under the ``fingerprint``.
-        """
+        """Read the ``manifest`` of the chunks under ``fingerprint``; ``None`` if there is none."""
         if manifest is None:
             return cls({}, fingerprint, "no manifest")
         facts: object = None

@@ -1,4 +1,4 @@
-"""Names other processes in messages, as far as /proc tells this user."""
+"""Describes processes for error messages, as far as this user can read /proc."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def describe_process(pid: int) -> str:
 
 
 def listener_of(host: str, port: int) -> str | None:
-    """Describe the process whose socket is in the way of another, unless it is another user's."""
+    """Describe the process that listens on a port; ``None`` if this user cannot find it."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:  # the host has no address, so it has no listener

@@ -95,7 +95,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
         UnknownBackendError: no installed package offers the name; the message lists all names.
         DuplicateBackendError: two packages offer the name, as a backend's name or as a URL scheme.
         BackendLoadError: the backend cannot be imported, or does not implement this version of
-            the contract; the message names package, version and fault.
+            the contract; the message names the package, its version and the fault.
     """
     found = _find_backend(name)
     if not found:
@@ -158,7 +158,7 @@ def load_policy(name: str) -> type[EvictionPolicy]:
 
 
 def load_store_policy(text: str) -> StorePolicy:
-    """Make the store policy that ``text`` names, if needed with an argument: ``"after_hits:2"``.
+    """Make the store policy that ``text`` names, with its argument if any: ``"after_hits:2"``.
 
     Raises:
         ConfigError: the argument is missing or wrong.
@@ -192,13 +192,12 @@ def _entry_points(group: str) -> list[_Found]:
     return _scan(group, tuple(sys.path))
 
 
-# Reading all packages is slow, and a configuration looks up several names, so cache the result.
+# Reading all packages is slow, so the result is cached until ``sys.path`` changes.
 @cache
 def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
-    """Return the entry points of a group in the packages on ``path``, which is ``sys.path``."""
     found = []
     for point in entry_points(group=group):
-        # A package without a name is a rest that pip left when it was interrupted.
+        # A package without a name is a leftover of an interrupted run of pip.
         if point.dist is not None and "Name" in point.dist.metadata:
             info = BackendInfo(point.name, point.dist.name, point.dist.version, point.value)
             found.append(_Found(info, point))
@@ -206,7 +205,6 @@ def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
 
 
 def _find_backend(name: str) -> list[_Found]:
-    """Return each backend that has this name or URL scheme."""
     form = name.replace("_", "-")
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
@@ -246,7 +244,6 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
 
 
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
-    """Instantiate the class that ``name`` or ``name:argument`` selects."""
     name, colon, argument = text.partition(":")
     make: Callable[[str | None], T] = _load_class(group, kind, name, base)
     try:

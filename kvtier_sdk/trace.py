@@ -43,9 +43,6 @@ class TraceRecorder:
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
     salted hash replaces each chunk's key. The salt is new for each recording and is never written,
     so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
-
-    Each file has mode 0600. A new file begins when a line would make the current file longer than
-    ``file_bytes``. The recorder then removes all but the newest ``files - 1`` finished files.
     """
 
     def __init__(
@@ -58,8 +55,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # No lock is needed, because only the engine's thread changes the first counter, and only
-        # the recorder's thread the second.
+        # No lock is needed, because only one thread changes each counter.
         self._refused = 0
         self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -166,7 +162,7 @@ class TraceRecorder:
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
-        """Open the next file, and remove the oldest finished files."""
+        """Open the next file, and remove all but the newest ``files - 1`` finished files."""
         number = self._number
         while True:
             number += 1
@@ -187,7 +183,7 @@ class TraceRecorder:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return the time of a file's last write in ns; ``None`` if unfinished or unreadable."""
+    """Return when a file was last written, in ns; ``None`` if it is unfinished or unreadable."""
     with contextlib.suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(file.fileno()).st_mtime_ns

@@ -13,8 +13,7 @@ from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint
 
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
-#: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
-#: through unchanged.
+#: bytes, big-endian. vLLM's keys have the same layout (``vllm/v1/kv_offload/base.py``).
 OffloadKey: TypeAlias = bytes
 
 #: A function that seals or checks a header. The last argument is the digest; ``None`` if unknown.
@@ -86,15 +85,14 @@ class RequestContext:
     Attributes:
         request_id: the request's id, unique among the live requests.
         params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
-            Their size has no limit, but a tier in a separate process gets none if their JSON
-            exceeds 16 KiB.
+            A tier in a separate process gets none if their JSON exceeds 16 KiB.
         resume_in_s: seconds from the request's end until the next turn of its conversation, if the
-            caller has named a time; infinite if he has said that no turn follows.
-        session: the conversation of which the request is a turn, if the caller names one. A tier
-            in a separate process gets neither the session nor the fields below.
-        tenant: whose budget the hints use; all who name none share one.
-        priority: the priority of the retained ranges that have none of their own, 0 to 100.
-        hints: what the caller asks for. They are carried out when the request ends.
+            caller names a time; infinite if the caller expects no further turn.
+        session: the conversation to which the request belongs, if the caller names one. A tier in
+            a separate process gets neither the session nor the fields below.
+        tenant: the tenant whose budget the hints use; requests without a tenant share one budget.
+        priority: the default priority of retained ranges, 0 to 100.
+        hints: the caller's hints, which are carried out when the request ends.
         is_over: true if no later turn needs the chunks, so that no tier stores or renews them.
     """
 
@@ -154,12 +152,11 @@ class Transfer:
     tier whose :attr:`SecondaryTierManager.fixed_length` is false reports the object's length: it
     fills the buffers and calls :meth:`received`, or passes the whole object to :meth:`fill`.
 
-    The SDK owns ``header`` and ``payload``. A backend may use them until its ``store`` or ``load``
-    call returns, raises or is cancelled.
+    The SDK owns ``header`` and ``payload``, and lends them until ``store`` or ``load`` has ended.
 
-    The payload's digest costs least in the thread that moves the bytes. For a store, the
-    thread that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the
-    SDK computes the digest on the event loop, unless a thread of the tier called :meth:`verify`.
+    The digest is cheapest to compute in the thread that moves the bytes. For a store, the thread
+    that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the SDK
+    computes the digest on the event loop, unless a thread of the tier has called :meth:`verify`.
 
     Attributes:
         key: the name of the chunk.
@@ -202,14 +199,13 @@ class Transfer:
     def header(self) -> memoryview:
         """The integrity header, which only the SDK interprets.
 
-        Its address and length are multiples of the tier's ``alignment``. For a store, the first use
-        writes the header.
+        Its address and length fit the tier's ``alignment``. For a store, the first use writes it.
         """
         self.seal()
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header, once. A tier calls this, in any thread, only to supply a digest.
+        """Write a store's header, once. Tiers call this only to supply a digest, in any thread.
 
         Args:
             digest: the 16 bytes of xxh3-128, in canonical byte order, over the payload's first
@@ -220,7 +216,7 @@ class Transfer:
             self.unsealed = None
 
     def received(self, object_bytes: int) -> None:
-        """Say how long a loaded object is, once it is in the buffers.
+        """Report the length of a loaded object, once the object is in the buffers.
 
         Args:
             object_bytes: length of the object, header included.
@@ -242,7 +238,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged or another chunk's. Return it as the verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's. Return this as the verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.arrived, digest)
@@ -262,7 +258,7 @@ class Transfer:
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
 
     def compressed(self, payload: memoryview) -> Transfer:
-        """Return a store of the same chunk whose ``payload`` is shorter; for the SDK only."""
+        """Return a copy of this store with a shorter ``payload``; for the SDK only."""
         unsealed = self.unsealed
         return Transfer(
             self.key, self.request, self._header, payload, replace=self.replace, unsealed=unsealed
@@ -309,7 +305,7 @@ class Usage:
         used_bytes: bytes that the chunks use, headers included.
         capacity_bytes: the tier's limit; ``None`` if it has none.
         free_bytes: the free bytes of the disk under the tier, which other programs may use too;
-            ``None`` if there is no disk or the tier does not know.
+            ``None`` if there is no disk or the number is unknown.
     """
 
     chunks: int | None

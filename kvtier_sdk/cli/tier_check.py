@@ -60,8 +60,8 @@ class _StepError(Exception):
 
 
 def like_kv(size_bytes: int) -> bytes:
-    """Return normally distributed numbers, whose exponents vary as much as those of KV."""
-    # They have three bits of mantissa, so that rounding them to 8 bits does not change them.
+    """Return normally distributed bfloat16 numbers, whose exponents vary like a KV cache's."""
+    # Keep only three bits of mantissa, so that rounding to fp8 does not change the numbers.
     floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
     floats = np.copysign(np.maximum(np.abs(floats), 2**-10), floats)
     return (floats.view(np.uint32) >> 16 & 0xFFF0).astype(np.uint16).tobytes()[:size_bytes]
@@ -84,8 +84,7 @@ def check_tiers(
     config: TieringConfig, *, chunk_bytes: int, timeout_s: float
 ) -> Iterator[TierCheck]:
     """Connect to each tier, and store, look up, load and remove a chunk."""
-    # The chunk has a namespace of its own and a random key, so the check disturbs neither engines
-    # nor another check of the same store.
+    # The check's own namespace and a random key keep it from disturbing engines or other checks.
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
         for spec in config.tiers:
@@ -132,7 +131,6 @@ class _Check:
             self._note_fault(raised.labelled(self._spec.name, "open"), ADVICE[Verdict.CONTRACT])
 
     def _make_tier(self) -> BlockingTier:
-        """Make the tier, with the check's time limit as all its deadlines."""
         names = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
         patience = dict.fromkeys(names, self._timeout_s)
         spec = self._spec.needed()
@@ -200,14 +198,13 @@ class _Check:
         try:
             self._tier.client.open()
         except TierTimeoutError:
-            # The tier raises an earlier error itself, after a shorter time limit.
+            # Keep an error that the tier itself raised before the check's time limit.
             if self._clock.now_s() < end_s:
                 raise
             message = f"it did not open within {self._timeout_s:g} s"
             raise self._gave_up("open", message) from None
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
-        """Wait for a job, and raise an error unless it ends with the expected verdict."""
         result = self._tier.result_of(job)
         operation = cast(Job, job).operation
         (verdict,) = result.verdicts
@@ -233,7 +230,7 @@ class _Check:
 
 
 class _Listener(logging.Handler):
-    """A handler that keeps messages, without the traceback frames that a tier's process sends."""
+    """A handler that collects messages, without the frames of a process's tracebacks."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

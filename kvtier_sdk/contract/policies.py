@@ -24,8 +24,8 @@ class StoreMoment(Enum):
 class StorePolicy(ABC):
     """A policy that chooses which chunks a tier gets, and when.
 
-    A policy does no I/O, and is used on the engine's thread only. If the policy below is installed
-    under the entry point ``kvtier.store_policies`` as ``urgent``, the option
+    A policy does no I/O. The SDK uses it on the engine's thread only. If the policy below is
+    installed under the entry point ``kvtier.store_policies`` as ``urgent``, the option
     ``store_policy = "urgent:80"`` selects it::
 
         class Urgent(StorePolicy):
@@ -44,8 +44,7 @@ class StorePolicy(ABC):
         filters: if False, :meth:`wants` is never called and the tier gets every offered chunk.
 
     Args:
-        argument: the text after the policy's name and a colon, as in ``after_hits:2``; ``None``
-            if there is no colon.
+        argument: the text after the colon, as in ``after_hits:2``; ``None`` if there is no colon.
 
     Raises:
         ValueError: the argument is missing, or this policy cannot use it.
@@ -60,9 +59,9 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return true if the tier should get the chunk ``key`` now; ``request`` stored or uses it.
+        """Return true if the tier should get the chunk ``key``, which ``request`` stored or uses.
 
-        ``hits`` says how often it was copied back to the device while in the primary tier.
+        ``hits`` counts the copies of the chunk back to the device while it was in the primary tier.
         """
 
 
@@ -88,11 +87,10 @@ class EvictionPolicy(ABC):
             def choose_victims(self, count, is_evictable):
                 return list(itertools.islice(filter(is_evictable, self._keys), count))
 
-    A chunk is useless without the chunks before it, so a policy should evict the end of a prefix
-    first.
+    A chunk is useless without the chunks before it, so evict the end of a prefix first.
 
     Attributes:
-        now_s: time of the engine's current step, in seconds from any beginning.
+        now_s: time of the engine's current step, in seconds from an arbitrary start.
     """
 
     now_s: float = 0.0
@@ -105,7 +103,7 @@ class EvictionPolicy(ABC):
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
         """Record that the chunks ``keys``, in prefix order, have become readable.
 
-        ``request`` has stored them, or they were loaded for it.
+        Either ``request`` has stored the chunks, or a tier has loaded them for ``request``.
         """
 
     @abstractmethod
@@ -115,7 +113,7 @@ class EvictionPolicy(ABC):
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
         """Record that ``request`` has ended. Its last chunks may become readable afterwards.
 
-        ``stop`` says why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
+        ``stop`` is the reason why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
         """
         return
 
@@ -129,6 +127,6 @@ class EvictionPolicy(ABC):
     ) -> Sequence[OffloadKey]:
         """Choose ``count`` distinct chunks to evict, the least valuable first.
 
-        ``is_evictable`` is false for a chunk that is pinned now; return fewer chunks only if no
-        more are evictable. The SDK calls :meth:`on_remove` for each chunk that it evicts.
+        ``is_evictable`` returns false for a pinned chunk. Return fewer chunks only if no others are
+        evictable. The SDK calls :meth:`on_remove` for each chunk that it evicts.
         """

@@ -22,7 +22,7 @@ _PATIENCE_S = 5.0
 
 
 class AdapterOptions(ServiceOptions):
-    """The options of an engine's adapter in the configuration of a tier."""
+    """An engine adapter's own options, which stand among a tier's options."""
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
@@ -43,8 +43,7 @@ class AdapterOptions(ServiceOptions):
 def check_store(spec: TierSpec) -> None:
     """Contact the store of ``spec`` to find errors that would keep an engine from starting.
 
-    The check changes nothing in the store. It skips stores on this machine, and backends that may
-    write to the store on opening.
+    The check changes nothing. It skips local stores, and backends that may write on opening.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with an option's value.

@@ -20,7 +20,7 @@ class EngineMemory:
     Args:
         engine: the engine's name, for messages.
         region: the address and size of the memory; the address is a multiple of 4,096.
-        view: the same memory as bytes, if a view has to keep it alive.
+        view: the same memory as bytes; required if only a view keeps the memory alive.
     """
 
     def __init__(self, engine: str, region: Region, view: memoryview | None = None) -> None:
@@ -99,7 +99,7 @@ class OverlappingSlots(_Slots):
     """Slots for objects of one size; a slot begins every 4,096 bytes of an engine's memory.
 
     The slots overlap, but the engine's objects never do. The attributes are those of
-    :class:`EngineSlots`; a slot's payload is one object, and ``region`` the whole memory.
+    :class:`EngineSlots`; a slot's payload is one object, and ``region`` is the whole memory.
 
     Raises:
         ConfigError: an object of ``chunk_bytes`` is larger than the engine's ``memory``.
@@ -154,9 +154,8 @@ class EngineSlots(_Slots):
 
 
 def open_file_of(memory: Region) -> int | None:
-    """Open the file that shared memory maps from its start; ``None`` if that is impossible."""
-    # The file may have lost its name, and the engine may not expose its descriptor. So look among
-    # this process's open files too.
+    """Open the file that ``memory`` maps from its start; ``None`` if there is no such file."""
+    # Look among this process's open files too, because the file may have lost its name.
     mapped = _file_mapped_at(memory.address)
     if mapped is None:
         return None
@@ -175,7 +174,7 @@ def open_file_of(memory: Region) -> int | None:
 
 
 def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
-    """Return device and inode, and the path, of a file that other processes see from its start."""
+    """Return (device, inode) and path of the shared file whose start is mapped at ``address``."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
@@ -188,6 +187,6 @@ def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
 
 
 def _is_file(status: os.stat_result, file: tuple[int, int], memory: Region) -> bool:
-    # A device has the size 0. It is refused, because another opening may give other memory.
+    # A device, whose size is 0, is refused, because opening it again may give other memory.
     is_same = (status.st_dev, status.st_ino) == file
     return is_same and status.st_size >= memory.size_bytes

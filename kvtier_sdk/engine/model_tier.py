@@ -113,8 +113,7 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # Do not limit the queue of stores by the tier's speed, because queued chunks stay in the
-        # engine's memory and occupy no slots of a pool.
+        # Queued stores occupy no slots of a pool, so do not limit them by the tier's speed.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
@@ -141,7 +140,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to let stores finish and close the tier; :meth:`join` waits for both."""
+        """Ask the thread to finish all stores and close the tier; :meth:`join` waits for both."""
         self._closing = True
         self._wake.set()
 
@@ -175,7 +174,7 @@ class ModelTier(TierListener):
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait until the tier is open or could not be opened, because until then lookups miss."""
+        """Wait until the tier is open or has failed to open, because until then lookups miss."""
         stats, options = self._client.stats, self._client.spec.runner
         BlockingTier(self._client, self._wake, self._clock).wait(
             lambda: bool(stats.is_open or stats.open_failures or self._closing),
@@ -249,7 +248,7 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Use better defaults for an engine, except in options that the configuration gives."""
+    """Replace defaults that do not suit an engine, unless the configuration sets them."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
         # Queued chunks stay in the engine's memory, whose size already limits the queue.

@@ -15,13 +15,11 @@ class EngineTools(ABC):
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
     entry point's name equals the fact ``engine`` in the engine's namespaces. The constructor takes
-    no arguments. The module must not import the engine, because the command also runs on machines
-    without the engine.
+    no arguments. The module must not import the engine, because the command also runs without it.
 
     Attributes:
         commands: additional commands of ``kvtier``. Each name maps to a typer function.
-        pool_directory: the directory in which the engine's processes share the host pool; ``None``
-            if they do not share a pool.
+        pool_directory: the directory of the host pool if several processes share it, else ``None``.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -47,8 +45,7 @@ class EngineTools(ABC):
     ) -> list[list[OffloadKey]]:
         """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
 
-        ``tokens`` are the token ids of the prompt, ``facts`` are the facts of the namespace, and
-        ``salt`` is what the request adds to its keys, if anything.
+        ``tokens`` are token ids, ``facts`` the facts of the namespace, and ``salt`` the cache salt.
 
         Raises:
             ConfigError: the facts do not determine the keys.

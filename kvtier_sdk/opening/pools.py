@@ -17,8 +17,8 @@ from kvtier_sdk.runner.factory import wants_process
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
     """Make the configured host pool, and close it at the end.
 
-    The pool is in shared memory if a tier runs in a separate process. ``config`` gives its size,
-    and the length of a chunk unless the engine gives it as ``chunk_bytes``.
+    The pool is in shared memory if a tier runs in a separate process. ``config`` gives the pool's
+    size, and the length of a chunk if ``chunk_bytes`` is ``None``.
 
     Raises:
         ConfigError: the configured chunk length is missing or contradicts the engine's, no chunk

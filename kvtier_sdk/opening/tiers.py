@@ -147,8 +147,8 @@ def open_tier(
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
         clock: as for :func:`open_manager`, and so are ``events`` and ``notify``.
-        announce: called in any thread with what comes into the tier's store and leaves it, whoever
-            does it; it must not block. Its first event removes all chunks, as ``keys`` is empty.
+        announce: called in any thread when chunks enter or leave the tier's store, also through
+            other processes; it must not block. The first event has no keys: it removes all chunks.
         shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
@@ -229,7 +229,6 @@ class BlockingTier:
         return cast(JobResult, job.result)
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Poll for reports until the condition holds or the time is up."""
         end_s = self._clock.now_s() + within_s
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:

@@ -1,1 +1,1 @@
-"""An engine's services for its operator: start log, trace, admin socket and metrics endpoint."""
+"""What an engine offers its operator: a start log, and services such as the admin socket."""

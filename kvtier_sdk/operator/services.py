@@ -1,4 +1,4 @@
-"""Services of an engine for its operator: trace, history, admin socket, metrics endpoint."""
+"""An engine's services for its operator: trace, history, admin socket and metrics endpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("kvtier.admin")
 
 _COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt")
 _VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
-#: The most hints whose receipts can still be asked for.
+#: The receipts of this many hints are kept; older receipts are dropped.
 _MOST_HINTS = 64
 
 
@@ -44,14 +44,13 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     The services stay open when the engine closes its manager and opens another. The ``recorder``
-    records finished requests, and the ``publisher`` tells routers of chunks; either is ``None`` if
-    it is not configured.
+    records finished requests, and the ``publisher`` announces chunks to routers; each is optional.
 
     Args:
         config: the configuration of the services.
         clock: the source of time.
         chunk_bytes: length of a chunk, for the trace.
-        rank: the engine's number among data-parallel ones, which is added to the events' ports.
+        rank: the engine's data-parallel rank, which is added to the events' ports.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class OperatorServices:
             self._stack = stack.pop_all()
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Report on and control an open ``manager`` from now on, instead of any earlier manager.
+        """Report on and control the open ``manager`` from now on, in place of an earlier manager.
 
         ``fingerprints`` holds the fingerprint of each tier's namespace.
         """
@@ -108,10 +107,10 @@ class OperatorServices:
 
 
 def check_services(config: TieringConfig) -> None:
-    """Open the services of a ``config`` for a moment, before an engine loads its model.
+    """Open and close the services of ``config``, to find errors before an engine loads its model.
 
     Raises:
-        ConfigError: one of them is not available; the message names the process that has it.
+        ConfigError: a port or socket is not available; the message names the process that has it.
     """
     with _serving(config, list, lambda request, caller: {}):
         pass
@@ -121,7 +120,7 @@ def check_services(config: TieringConfig) -> None:
 def _serving(
     config: TieringConfig, samples: Callable[[], Iterable[Sample]], answer: Answer
 ) -> Iterator[Path | None]:
-    """Serve what is configured; yield the socket's path, if there is one."""
+    """Serve metrics and requests if configured; yield the admin socket's path or ``None``."""
     path = None
     with ExitStack() as stack:
         if (port := config.metrics_port) is not None:
@@ -143,7 +142,6 @@ class _ManagerControl:
     _clock: Clock
     _recorder: TraceRecorder | None
     _purge: Purge | None = None
-    # The latest hints, by number.
     _hints: dict[int, OperatorHint] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
 
@@ -174,7 +172,7 @@ class _ManagerControl:
         return self._tier(clients[name])
 
     def _set(self, client: TierClient | None, given: object, caller: str) -> dict[str, Any]:
-        """Change live options of a tier or of the host pool, all or none, and answer with all."""
+        """Change all ``given`` live options or none, and answer with all live options."""
         place = Place(PRIMARY if client is None else client.spec.name)
         options: Any = self._config if client is None else client.spec
         changed = options.changed(place.table(given), place)
@@ -191,7 +189,6 @@ class _ManagerControl:
         return {"options": options.live_values()}
 
     def _check_tier(self, client: TierClient, changed: TierSpec) -> None:
-        """Raise a :class:`ConfigError` if options do not suit the chunks or the other tiers."""
         if isinstance(changed.config, BoundedTierConfig):
             changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
         tiers = [changed if one is client else one.spec for one in self.manager.clients]

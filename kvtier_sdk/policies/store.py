@@ -23,7 +23,7 @@ class OnEvict(Through):
 
 
 class AfterHits(StorePolicy):
-    """A policy that stores a chunk after some hits in the primary tier, as in ``after_hits:2``."""
+    """A policy that stores a chunk after a number of hits, as in ``after_hits:2``."""
 
     moment = StoreMoment.HIT
 

@@ -88,14 +88,13 @@ class HostPool:
     ) -> HostPool:
         """Make a replica's pool, or map it if another process of the replica has made it.
 
-        The method first removes pools in ``directory`` that killed replicas left behind. The method
-        does not wait for other processes to join. The pool has a name in ``directory`` until the
-        scheduler and all workers have joined.
+        The method first removes pools in ``directory`` that killed replicas left behind. It does
+        not wait for other processes. The pool has a name in ``directory`` until all have joined.
 
         Args:
             replica: an id that all processes of the replica share. Each replica needs a new id at
-                each start. A process that joins after the scheduler and all workers makes a second
-                pool (see :meth:`absent`).
+                each start. A process that joins after all others makes a second pool; see
+                :meth:`absent`.
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process among the workers; None for the scheduler.
             directory: a directory on a tmpfs.
@@ -128,8 +127,7 @@ class HostPool:
             prefault: as for :meth:`create`.
 
         Raises:
-            ConfigError: the handle leads to no pool, the pool has another layout, or another
-                process has joined as this worker.
+            ConfigError: there is no such pool, it has another layout, or this worker has joined.
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
@@ -140,7 +138,7 @@ class HostPool:
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
         """Check that there is room for a pool of this ``layout``, without making it.
 
-        ``directory`` is for :meth:`join`, and None for :meth:`create`. Memory that the pools of
+        ``directory`` is as for :meth:`join`; pass None for :meth:`create`. Memory that the pools of
         killed processes still occupy does not count as free. The ConfigError names a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
@@ -190,7 +188,7 @@ class HostPool:
         return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
-        """Return which of the scheduler and the workers have not joined, such as "worker 1".
+        """List the processes that have not joined, such as "the scheduler" and "worker 1".
 
         A process that is still absent when the engine starts to work has another pool or none.
         The method raises ``KVTierError`` if the pool is not shared.
@@ -198,7 +196,7 @@ class HostPool:
         return self._shared_file().absent()
 
     def part(self, worker: int) -> npt.NDArray[np.uint8]:
-        """Return the part of ``worker``, from 0, of every slot; raise ConfigError if none is there.
+        """Return every slot's part of ``worker``; raise ConfigError if there is no such worker.
 
         The array has the shape (slots, ``part_bytes``), and keeps the pool's memory alive. Each
         slot's part is contiguous. In a replicated layout, only the array of worker 0 is writable.
@@ -212,16 +210,14 @@ class HostPool:
     def view(self, slot: int) -> memoryview:
         """Return the payload of ``slot``, from 0, as a writable, contiguous view in format ``B``.
 
-        The view keeps the memory alive, and so does everything made from the view. The method
-        raises IndexError if there is no such slot.
+        The view and everything made from it keep the memory alive. A wrong slot is an IndexError.
         """
         return self.padded_view(slot, 1)
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a slot's payload and the padding after it; see :meth:`view`.
 
-        The length is rounded up to a multiple of ``alignment``, which is a power of two up to
-        4,096. ``slot`` is as for :meth:`view`.
+        The length is rounded up to a multiple of ``alignment``, a power of two up to 4,096.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
@@ -231,8 +227,8 @@ class HostPool:
     def close(self) -> None:
         """Release the memory, now or as soon as no view is in use.
 
-        Memory with views stays mapped, because an access would otherwise crash the process. A
-        warning then says so; most likely, a tier's I/O hangs. A second call does nothing.
+        Memory with views stays mapped, because an access would otherwise crash the process. The
+        method then logs a warning; most likely, a tier's I/O hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -242,7 +238,7 @@ class HostPool:
             return
         self._view = None
         if not _try_close(mapping):
-            # The traceback of an exception may keep views alive.
+            # A cycle of references through an exception's traceback may keep views alive.
             gc.collect()
             if not _try_close(mapping):
                 _log.warning(
@@ -269,7 +265,6 @@ class HostPool:
 
 
 def _try_close(mapping: mmap.mmap) -> bool:
-    """Unmap the memory; return false if a view is in use."""
     try:
         mapping.close()
     except BufferError:

@@ -85,7 +85,7 @@ class PoolLayout:
             )
 
     def part_offset(self, worker: int) -> int:
-        """Return the offset of the part of ``worker`` in a row; :meth:`check_worker` applies."""
+        """Return the offset of the part of ``worker`` in a row; raise as :meth:`check_worker`."""
         self.check_worker(worker)
         return 0 if self.replicated else worker * round_up(self.part_bytes, PART_ALIGNMENT)
 
@@ -98,7 +98,7 @@ class PoolLayout:
     def from_header(cls, header: bytes) -> PoolLayout | None:
         """Read a layout from ``header``, the last 4,096 bytes of a file.
 
-        Return None if this is no host pool's header; raise ``ConfigError`` for another format.
+        Return None if ``header`` is not a host pool's; raise ``ConfigError`` for another format.
         """
         if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
             return None

@@ -16,15 +16,12 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory, with the number of free bytes and a remedy if a pool does not fit."""
-
     where: str
     free_bytes: int
     remedy: str
 
 
 def check_room(size_bytes: int, directory: Path | None = None) -> None:
-    """Raise ``ConfigError`` unless memory, control groups and directory have room."""
     available_bytes = _meminfo_bytes("MemAvailable", _PROC)
     rooms = [
         Room("this machine's memory", available_bytes, "end what else uses memory"),
@@ -56,7 +53,6 @@ def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> 
 
 
 def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> Iterator[Room]:
-    """Yield the room in each control group whose memory limit can be read."""
     for directory, limit_bytes, used_bytes in _memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit_bytes - used_bytes + _cached_bytes(directory)

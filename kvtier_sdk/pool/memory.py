@@ -38,11 +38,11 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     with ThreadPoolExecutor(threads, "kvtier-prefault") as executor:
         failures = {number for number in executor.map(populate, starts) if number}
     if errno.EINVAL in failures:
-        # An older kernel cannot do it; pages are then mapped on first use.
+        # A kernel before 5.14 refuses the advice, and maps each page on first use.
         if fd is not None:
             reserve(fd, size_bytes)
     elif failures:
-        # EFAULT means that the kernel found no memory for a page. Touching it would raise SIGBUS.
+        # EFAULT: the kernel has no memory for a page. Touching the page would raise SIGBUS.
         raise _out_of_memory(size_bytes)
 
 

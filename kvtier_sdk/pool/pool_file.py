@@ -24,7 +24,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open memory file, and the lease on it of one process of an engine's replica.
+    """An open memory file, and the lease that one process of an engine's replica holds on it.
 
     The last process to enter a replica removes the file's name, because no other process needs the
     name. The kernel then frees the memory when the last process ends, even after a crash.
@@ -44,7 +44,7 @@ class PoolFile:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> PoolFile:
-        """Enter a replica that shares an engine's own file, with one scheduler and ``workers``.
+        """Enter a replica of a scheduler and ``workers`` workers that share an engine's own file.
 
         Args:
             fd: a descriptor of the file, which the caller still owns and has to close too.
@@ -61,7 +61,7 @@ class PoolFile:
         return file
 
     def absent(self) -> list[str]:
-        """Return which of the scheduler and the workers have not entered, such as "worker 1"."""
+        """List the processes that have not entered, such as "the scheduler" and "worker 1"."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
@@ -137,8 +137,7 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Join a named file as the scheduler or a worker; the last to join removes the name."""
-    # If the file no longer has its name, close ``fd`` and return ``None``.
+    """Join a file, and remove its name if all have joined; ``None`` if the name was gone before."""
     file = PoolFile(fd, layout, worker, path)
     try:
         with leases.joining(fd):

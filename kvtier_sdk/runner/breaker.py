@@ -28,8 +28,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: Jitter shortens a pause by up to this fraction. Jitter never lengthens a pause, because a tier
-#: must be used again within one probe interval of its recovery.
+#: Jitter only shortens a pause, by up to this fraction, so that no recovery is noticed late.
 _JITTER = 0.1
 
 
@@ -116,8 +115,7 @@ class Breaker:
         self._row = 0
         # One entry per recent call: false if the tier answered, true otherwise.
         self._recent: deque[bool] = deque(maxlen=options.breaker_window)
-        # Faulty objects since the last successful transfer.
-        self._faulty: set[OffloadKey] = set()
+        self._faulty: set[OffloadKey] = set()  # faulty objects since the last successful transfer
 
     @property
     def pause_s(self) -> float:

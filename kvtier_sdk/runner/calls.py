@@ -46,8 +46,7 @@ class TierCaller:
     _log: TierLog
     quarantine: TierContractError | None = None
     _is_used: bool = False
-    # The number of times that a secret has changed.
-    _version: int = 0
+    _version: int = 0  # the number of times that a secret has changed
 
     def __post_init__(self) -> None:
         self.tier = self._new_tier()

@@ -16,8 +16,7 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The maximum number of chunks whose failed load is remembered. Forgetting a chunk is harmless,
-#: because its next load fails too, and the mover remembers the chunk again.
+#: Remember at most this many failed loads. Forgetting a load is harmless: the next load fails too.
 _MAX_UNLOADED = 65_536
 
 
@@ -36,7 +35,7 @@ class ChunkMover:
     _headers: BufferArena
     _sealer: ChunkSealer | None
     _compressor: ChunkCompressor
-    # Chunks whose last load failed or is still under way; oldest first.
+    # Chunks whose last load failed or has not ended; oldest first.
     _unloaded: dict[OffloadKey, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +89,7 @@ class ChunkMover:
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], moved: Moved
     ) -> None:
-        """Verify and expand chunks; add errors to ``errors``, and delete chunks of no use."""
+        """Verify and expand chunks; add errors to ``errors``, and delete useless chunks."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:

@@ -27,23 +27,23 @@ from kvtier_sdk.types import Transfer
 
 T = TypeVar("T")
 
-#: The coder is tried on a chunk of each of the first stores, and later of every 16th store.
+#: Try the coder on one chunk of each of the first 16 stores, and later of every 16th store.
 _FIRST_STORES, _STORES_PER_TRIAL = 16, 16
 _TRIALS = 9
 #: The fewest calls from which a tier's speed is estimated.
 _FEWEST_CALLS = 8
-#: The number of last calls to keep for each length. Lengths within a factor of 2**(1/4) count as
-#: equal, so they reveal no latency; plain and compressed chunks usually differ by more.
+#: Keep this many recent calls for each length. Lengths within a factor of 2**(1/4) count as equal,
+#: because they differ too little to separate latency from transfer time.
 _CALLS_OF_LENGTH = 16
 _LENGTHS_PER_OCTAVE = 4
-#: Compressing begins once it saves this many times its cost, and ends once it saves less than its
-#: cost. So the gate does not move with each trial if saving and cost are nearly equal.
+#: Compression begins when it saves this many times its cost, and ends when it saves less than its
+#: cost. The margin keeps the gate steady while saving and cost are nearly equal.
 _MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected effect of compressing one chunk: ``ratio`` is plain by compressed length."""
+    """The expected effect of compressing a chunk. ``ratio`` is plain length / compressed length."""
 
     ratio: float
     sooner_s: float
@@ -57,8 +57,6 @@ class Outlook:
 
 
 class Trial(NamedTuple):
-    """The figures of one trial of a coder with a chunk."""
-
     plain_bytes: int
     coded_bytes: int
     expand_s: float
@@ -67,7 +65,7 @@ class Trial(NamedTuple):
 
 @dataclass(eq=False)
 class CoderTrials:
-    """The latest trials of a coder with real chunks, from which an :class:`Outlook` follows."""
+    """The latest trials of a coder on real chunks, as the basis of an :class:`Outlook`."""
 
     _coder: Planes
     _alignment: int
@@ -85,7 +83,7 @@ class CoderTrials:
         self._trials.append(Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
     def outlook(self, byte_s: float, running: float) -> Outlook:
-        """Return what compressing would change for ``running`` loads of ``byte_s`` per byte."""
+        """Estimate how compression affects ``running`` loads that take ``byte_s`` per byte."""
         last = self._trials[-1]
         coded_bytes = median(trial.coded_bytes for trial in self._trials)
         expand_s = median(trial.expand_s for trial in self._trials)
@@ -106,11 +104,10 @@ class _Call(NamedTuple):
 class CompressionGate:
     """A wrapper of a tier that times its calls, and decides whether to compress stores.
 
-    The time per byte is estimated from loads, or from stores until there are enough loads. While
-    all calls have one length, latency cannot be told from transfer time, and counts as part of it.
-    Compressed chunks have other lengths, and the gate keeps calls of each length. Concurrent calls
-    share a link, so the time of each is divided by their number. Their chunks are also expanded
-    concurrently, as far as cores are idle.
+    The time per byte is estimated from loads, or from stores until there are enough loads. Only
+    calls of different lengths separate latency from transfer time, so the gate keeps some of each
+    length. Concurrent calls share a link, so each call's time is divided by their number. The time
+    to expand a chunk is divided likewise, but at most by the number of idle cores.
     """
 
     _tier: TierCaller | ChunkSealer
@@ -210,7 +207,6 @@ class ChunkCompressor:
 
     @property
     def gate(self) -> CompressionGate | None:
-        """The gate; ``None`` unless option ``compress`` is ``auto``."""
         return self._gate if self._options.compress == "auto" else None
 
     @asynccontextmanager

@@ -16,16 +16,12 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if a separate process is preferred or required for the tier of a ``spec``.
-
-    The runner option ``auto`` chooses a process for a tier that keeps its chunks outside of this
-    machine's memory. In the engine's process, a thread that waits for a disk or a network would
-    compete with the engine for the interpreter lock each time it wakes up.
-    """
+    """Return true if a tier needs a separate process, or runs better in one."""
     option = spec.runner.runner
     tier_class = spec.tier_class
     if tier_class.needs_process:
         return True
+    # A thread that waits for I/O competes for the engine's interpreter lock at each wake-up.
     outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
     return option == "process" or (option == "auto" and outside)
 

@@ -20,17 +20,15 @@ from kvtier_sdk.runner.jobs import BreakerMoved, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
-#: The key of the probes' chunk. No engine creates this key, because its KV-cache group is higher
-#: than any model's.
+#: The key of the probes' chunk. Its KV-cache group is higher than any model's.
 CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
 
 NO_ROOM = "calls that hang leave no room for another"
 
 _PROBER = RequestContext("kvtier probe")
 
-#: After this time, a cancelled call is assumed never to end, because most clients give up sooner.
-#: The time is measured as the sum of the pauses between probes, so that a suspension of the machine
-#: does not count.
+#: After this time, a cancelled call is assumed to hang forever. The time is the sum of the pauses
+#: between probes, so that a suspension of the machine does not count.
 _HANG_S = 60.0
 
 
@@ -45,8 +43,7 @@ class DirectionHealth:
     _direction: Direction
     _call: TierCaller
     _header: ChunkHeader
-    # All probes use this buffer, because only one probe runs at a time.
-    _memory: memoryview
+    _memory: memoryview  # for all probes, because only one probe runs at a time
     _options: RunnerOptions
     _rng: random.Random
     _report: Callable[[BreakerMoved], None]
@@ -56,8 +53,7 @@ class DirectionHealth:
     _log: TierLog
     _prober: asyncio.Task[None] | None = None
     _attempt: asyncio.Task[bool] | None = None
-    # The time for which hanging calls have prevented probes.
-    _hindered_s: float = 0.0
+    _hindered_s: float = 0.0  # the time for which hanging calls have prevented probes
 
     def __post_init__(self) -> None:
         self._clock = self._call.tier.context.clock

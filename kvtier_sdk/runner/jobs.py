@@ -139,7 +139,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
 
 
 class IoEnded(msgspec.Struct, eq=False, tag=True):
-    """The I/O of a job has ended, after the job already had its result."""
+    """The I/O of a job has ended after the job's result was reported."""
 
     job_id: int
 

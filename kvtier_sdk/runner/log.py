@@ -94,8 +94,7 @@ class _TierFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        # Hold weak references, because a logger is never freed. The secrets of a closed tier would
-        # otherwise stay in memory.
+        # Hold weak references, because a logger must not keep a closed tier's secrets in memory.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -59,7 +59,7 @@ T = TypeVar("T")
 #: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, cancelled calls get this time to end. Then probes and watches get the same time.
+#: At close, wait this long for cancelled calls to end, and then for probes and watches.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -81,8 +81,7 @@ class _Run:
     # The number of batches that have not ended, and the tasks that may still use the slots.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    # Start times of the tier's calls that have not returned.
-    calls_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list)  # start times of running calls
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
@@ -142,14 +141,13 @@ class TierLoop:
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
-        # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
-        # always free buffers for the next batch.
+        # A hanging call counts toward ``concurrency``, so the next batch always finds free buffers.
         under_way = options.concurrency * self._batch_chunks
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Allocate twice the headers, because the next call starts while chunks are verified, and
-        # one more for a segment of notes.
+        # Allocate twice as many headers, because the next calls start while chunks are verified,
+        # and one more for a segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -239,7 +237,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     def options_changed(self) -> None:
-        """Warn of a live option that has no effect. Any thread may call this."""
+        """Warn about a live option that has no effect. Any thread may call this."""
         if self.options.compress != "never" and self._no_coder is not None:
             self._log.warning("option 'compress' has no effect: %s", self._no_coder)
 
@@ -458,11 +456,11 @@ class TierLoop:
             # little time because it was queued, not because the tier was slow.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
-        if run.open_batches > len(run.tasks):  # some have not started
+        if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Ask about jobs concluded before ``halfway_s``, because only their calls hang for sure.
-            # This job's calls were cancelled just now, and may soon end.
+            # Count only calls of jobs concluded before ``halfway_s``, because these calls surely
+            # hang. This job's calls were cancelled just now, and may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 

@@ -32,8 +32,7 @@ class LoopRunner(ABC):
     the loop, because the copy shares the loop's descriptors with the parent.
     """
 
-    #: Extra time that closing may take beyond its limit.
-    _grace_s = 0.0
+    _grace_s = 0.0  # extra time that closing may take beyond its limit
 
     def __init__(self, spec: TierSpec, clock: Clock, notify: Callable[[], None] | None) -> None:
         self._spec = spec
@@ -93,8 +92,6 @@ class LoopRunner(ABC):
         return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
 
     def close(self, timeout_s: float) -> None:
-        """Drain and close the tier, and end the thread. A second call does nothing."""
-        # A thread that exceeds the time limit is left behind, and ends by itself once it can.
         # Set the flag first, because an interrupt may lead to a second call during the drain.
         if self._closing:
             return
@@ -256,8 +253,7 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     """Close a stopped loop and its blocking threads."""
-    # Tasks that a tier left behind are cancelled and run until their next wait. Otherwise asyncio
-    # would report them as destroyed while pending.
+    # Cancel the tier's leftover tasks, or asyncio would report them as destroyed while pending.
     for task in asyncio.all_tasks(event_loop):
         task.cancel()
     event_loop.run_until_complete(clock.sleep(0))

@@ -46,12 +46,11 @@ class NoteSegments:
 
     _call: TierCaller
     _mover: ChunkMover
-    #: One slot, for the segment that is being stored or loaded.
-    _memory: HostPool
+    _memory: HostPool  # one slot, for the segment that is being stored or loaded
     _clock: Clock
     _rng: random.Random
     _log: TierLog
-    # Notes that are not in a full segment yet. Any thread may call a dictionary's methods.
+    # Notes that are not in a full segment yet. A dictionary's methods are thread-safe.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
     # The chunks of each segment that was read or written; ``None`` for an unreadable segment.
@@ -78,17 +77,13 @@ class NoteSegments:
     async def read(
         self, segments: Set[OffloadKey], take: Callable[[Mapping[OffloadKey, bytes]], bool]
     ) -> None:
-        """Pass the notes of the segments that a scan has found to ``take``.
-
-        ``take`` returns false if the store lacks some of the notes' chunks. A new segment
-        is read once, and again after the next scan if chunks were missing.
-        """
+        """Pass each new segment's notes to ``take``, which returns false if chunks are missing."""
         self._chunks = {key: of for key, of in self._chunks.items() if key in segments}
         self._again &= segments
         for segment in sorted((segments - self._chunks.keys()) | self._again):
             notes = await self._load(segment)
             is_whole = notes is not None and take(notes)
-            # Read a segment twice at most.
+            # After the next scan, read a segment again if chunks were missing, but only once.
             retry = self._again.discard if is_whole or segment in self._chunks else self._again.add
             retry(segment)
             self._chunks[segment] = None if notes is None else list(notes)
@@ -119,7 +114,7 @@ class NoteSegments:
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
-        """Delete segments that newer segments replace, and touch the others against eviction."""
+        """Delete segments that newer segments replace, and touch the others to keep them."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
         covered: set[OffloadKey] = set()

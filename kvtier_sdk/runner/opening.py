@@ -43,8 +43,7 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
         # After a failure, retry in the background. Raise the error instead if the tier is required,
-        # or if the engine waits and the error is permanent.
-        # If the attempt blocks the loop past ``end_s``, the engine no longer waits for the opening.
+        # or if the error is permanent and the engine still waits: it waits only until ``end_s``.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:
@@ -76,7 +75,7 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Wait for the running attempt, or for a new one; return its error, or ``None``."""
+        """Wait for the running attempt, or for a new attempt; return its error, or ``None``."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")

@@ -39,9 +39,6 @@ class Cascade:
 
     While a chunk stays in the primary tier, each tier gets the chunk once. The tier gets the chunk
     again only after a failed store, or after the tier reports the chunk removed.
-
-    ``tracks`` is true if each chunk's offers must be recorded, because some tier does not get the
-    chunk as soon as the device has written it.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -54,10 +51,9 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier did not get a chunk. A later hit offers the chunk again.
-        self._has_failed = False
-        # The largest number of slots that a store has lacked since the last step ended.
-        self.missing = 0
+        self._has_failed = False  # true once a write-through tier has missed a chunk
+        self.missing = 0  # the most slots that a store has lacked since the last step ended
+        # False if all tiers get each chunk as soon as it is written, so offers need no record.
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
@@ -85,9 +81,9 @@ class Cascade:
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
-                # If another request uses the chunk, it is offered after all.
+                # Offer the chunk to the tiers later, if another request uses it.
                 self._note_failed(slot, self._stored_mask)
-            # Another request may have asked for whole requests' chunks while they were written.
+            # While the chunks were written, another request may have made tiers wait for them.
             if self.tracks:
                 self._serve_followers(slots)
             return
@@ -105,7 +101,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Record promoted chunks; send each to the tiers that wait to store it."""
+        """Record promoted chunks, and send each chunk to the tiers that wait for it."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -118,7 +114,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device; offer the chunks to the tiers that lack them."""
+        """Record that chunks were used, and offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if request.is_over:
@@ -174,7 +170,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Apply the verdicts of a store; the store's chunks are no longer owed to the tier."""
+        """Apply the verdicts of a store. Its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):

@@ -67,14 +67,14 @@ class TieringManager:
         recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
-        namespace: tells how many tokens a hit saves.
+        namespace: the engine's namespace, which gives the number of tokens that a hit saves.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
-        hint_share: fraction of the slots that hints can hold at most, such as pins; they leave the
-            reserve to stores.
+        hint_share: largest fraction of the slots that hints, such as pins, can hold. Hints leave
+            the reserve to stores, too.
         hint_duration_s: the longest time for which hints can hold a chunk.
         policy_now_s: returns the time that the policy sees, for a replay that does not wait
             between its requests; the clock's time if ``None``.
-        announce: gets the primary tier's events for routers.
+        announce: called with each event of the primary tier, for routers.
     """
 
     def __init__(
@@ -104,11 +104,9 @@ class TieringManager:
         self._primary = PrimaryTier(
             *(pool.slots, pool.chunk_bytes, policy), events=events, announce=announce
         )
-        # A second reference to the primary tier's table, which saves an attribute access per chunk.
-        self._by_key = self._primary.by_key
+        self._by_key = self._primary.by_key  # saves an attribute access per chunk
         self.savings = Savings(self._primary.stats, namespace or Namespace({}), recompute_s)
-        # The number of requests that have not finished.
-        self._alive = 0
+        self._alive = 0  # requests that have not finished
         self._tiers: list[ManagedTier] = []
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
@@ -121,8 +119,7 @@ class TieringManager:
         self._most_leased = pool.slots - reserve
         self.limit_hints(hint_share, hint_duration_s)
         self._uses = Uses(self._primary, policy, self._tiers, self._requests)
-        # Slots that may still be read or written by copies that began before a reset.
-        self._stale_copies: list[Slot] = []
+        self._stale_copies: list[Slot] = []  # the slots of copies that began before a reset
         self._collected = False
         self._now_s = 0.0
         self._read_clock()
@@ -293,7 +290,7 @@ class TieringManager:
 
         Returns:
             Two values: the number of chunks before the first miss that are readable or on their
-            way, and true if an answer or a chunk is pending. If so, the engine should ask again
+            way, and true if an answer or a chunk is pending. If true, the engine should ask again
             next step. While nothing has changed, that call repeats the result without new lookups.
 
         ::
@@ -430,17 +427,20 @@ class TieringManager:
             self.savings.rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
-    def describe(self, key: OffloadKey, note: ChunkNote) -> None:
-        """Attach a ``note`` for routers to the chunk ``key`` that is being stored."""
-        self._primary.by_key[key].note = note.encode()
+    def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
+        """Attach a note for routers to a chunk that is being stored or was loaded.
+
+        ``make_note`` is called only if the chunk is in the pool and has no note.
+        """
+        self._primary.describe(key, make_note)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make chunks that the device has written readable, and offer the chunks to the tiers.
+        """Make ``keys`` readable once the device has written them, and offer them to the tiers.
 
-        If ``success`` is false, the chunks (``keys``) are dropped. An unknown ``request`` and
-        chunks that were not prepared for the request are ignored.
+        If ``success`` is false, the chunks are dropped. An unknown ``request`` and chunks that were
+        not prepared for the request are ignored.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -476,11 +476,11 @@ class TieringManager:
 
         Args:
             request: the request; an unknown request is ignored.
-            end_tokens: for a trace and for hints, maps each chunk of the request, in prefix order,
-                to the number of tokens up to the chunk's end. Chunks that were on the device are
-                included. The caller must not change the mapping afterwards. Without ``end_tokens``
-                a trace has no lengths, no hint can name tokens, and both lack the chunks that were
-                neither looked up nor stored.
+            end_tokens: maps each chunk of the request, in prefix order, to the number of tokens up
+                to the chunk's end; includes chunks that were on the device. Traces and hints use
+                the mapping, which the caller must not change afterwards. Without it, both omit
+                chunks that were neither looked up nor stored, traces have no lengths, and hints
+                cannot name tokens.
             stop: why the answer ended, such as ``"tool_use"``. The policy learns for each ``stop``
                 when the next turn comes.
         """
@@ -516,7 +516,7 @@ class TieringManager:
                 self._requests[request_id].forget_answers()
         self._uses.tell()
         self._hints.step()
-        # The engine may make no further step, and the policy counts the time since a request's end.
+        # Report the prefetches that ended, because the engine may make no further step.
         self._uses.tell_ends()
         self.savings.step_ended(self._now_s)
         self._cascade.keep_headroom()
@@ -534,11 +534,11 @@ class TieringManager:
         return has_work or self._cascade.behind or self._hints.has_work
 
     def take_receipts(self) -> list[Receipt]:
-        """Return the hints' receipts since the last call, oldest first; 1,024 are kept."""
+        """Return the hints' receipts since the last call, oldest first; at most 1,024 are kept."""
         return self._hints.take_receipts()
 
     def limit_hints(self, share: float, duration_s: float) -> None:
-        """Limit later hints to a ``share`` and a ``duration_s``; any thread may call this."""
+        """Limit later hints to ``share`` of slots and ``duration_s``. Any thread may call this."""
         self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
         self._hints.max_duration_s = duration_s
 
@@ -547,7 +547,7 @@ class TieringManager:
         self._hints.ask(hint)
 
     def take_events(self) -> list[OffloadingEvent]:
-        """Return the events since the last call, tier by tier, each tier's oldest event first."""
+        """Return the events since the last call, grouped by tier, and oldest first in each tier."""
         events = [self._primary.events.take(), *(t.client.take_events() for t in self._tiers)]
         return list(itertools.chain.from_iterable(events))
 

@@ -12,8 +12,7 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 #: stores holds at most the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
-#: Weight of the newest sample in the running mean of the speed of loads.
-_NEWEST_WEIGHT = 0.2
+_NEWEST_WEIGHT = 0.2  # of the newest sample in the running mean of the speed of loads
 #: A tier that seems too slow gets no loads, so no new sample could correct the estimate. After
 #: this long without a sample, the estimate is ignored, and the tier gets loads again.
 _LIFE_S = 10.0
@@ -26,18 +25,16 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 class Pace:
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
-        # The bytes that the tier can store in SLOW_S, at its measured speed.
+        # The bytes that the tier can store in SLOW_S, at the measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
         # For stores and for loads, the number of running jobs and the time of the last progress.
         # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the last answer, or of the last start of a load while no other load ran,
-        # whichever is later.
+        # The time of the last answer or of the first running load's start, whichever is later.
         self._heard_s = 0.0
-        # The mean speed of loads, over the time in which at least one load is running.
-        self._bytes_per_s = 0.0
+        self._bytes_per_s = 0.0  # the mean speed of loads, over the time in which a load runs
         self._pending_bytes = 0
         self._since_s = 0.0
         self._sampled_s = 0.0

@@ -1,4 +1,4 @@
-"""Loads chunks from the tiers into the primary tier, for the requests that need the chunks."""
+"""Loads chunks from the secondary tiers into the primary tier."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember. A request with an older lookup does not repeat the load.
-_MOST_FAILED = 4096
+_MOST_FAILED = 4096  # failed loads to remember, so that earlier lookups do not repeat the loads
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING
@@ -22,10 +21,9 @@ _LOADING: Final = SlotState.LOADING
 class Promotions:
     """The chunks that are being loaded into slots, or were loaded and wait for their requests.
 
-    A request *claims* each chunk that is promoted for it; the claim pins the slot until the request
-    uses the chunk. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
-    after a failed load. The number of promotions is limited, so that many waiting requests leave
-    slots for the stores of running requests.
+    A request *claims* each chunk that is promoted for it. The claim pins the slot until the request
+    uses the chunk. A slot has a ``Promotion`` while it is loading, claimed, or in quarantine after
+    a failed load. The number of promotions is limited, to leave slots for stores.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
@@ -43,7 +41,7 @@ class Promotions:
         state: RequestState,
     ) -> int:
         """Queue loads of the first chunks, until slots run out; return the number of chunks."""
-        # Leased chunks occupy slots too, and must not use up those that are left to stores.
+        # Leased chunks occupy slots too, and must not use up the reserve for stores.
         limit = self._limit - len(self._primary.leases.held)
         slots, _ = self._primary.take(max(0, min(len(keys), limit - self._occupied)))
         taken = keys[: len(slots)]

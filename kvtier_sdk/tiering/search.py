@@ -37,14 +37,11 @@ class LookupTable:
     """The pending lookups, and the limit on chunks that are looked up at once."""
 
     def __init__(self) -> None:
-        # The pending lookup of each chunk that other requests can share.
-        self.open: dict[OffloadKey, PendingLookup] = {}
-        self.waiting_chunks = 0  # for which a tier has not answered
-        self.limit = MOST_CHUNKS  # from here on, no further request begins lookups in the step
-        # Chunks looked up in this step without asking a tier. The limit counts these too.
-        self._joined = 0
-        # The lookups that began in this step; the tiers get them at the end of the step.
-        self.new: list[PendingLookup] = []
+        self.open: dict[OffloadKey, PendingLookup] = {}  # the lookups that requests can share
+        self.waiting_chunks = 0  # chunks for which some tier has not answered
+        self.limit = MOST_CHUNKS  # at this count, no further request begins lookups in the step
+        self._joined = 0  # chunks looked up in this step without asking a tier, which count too
+        self.new: list[PendingLookup] = []  # begun in this step, and sent to the tiers at its end
 
     @property
     def is_full(self) -> bool:
@@ -60,7 +57,7 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup that another request began for a chunk, or ``None``."""
+        """Return the pending lookup that another request has begun for a chunk, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1
@@ -76,7 +73,6 @@ class LookupTable:
         return taken
 
     def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Apply a tier's answers, unless the lookup has ended."""
         if not pending.waiting & bit:
             return
         hits = pending.hits
@@ -139,7 +135,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The answers may come from another request, which may ask more tiers than this request.
+        # Another request's lookup may have hits in tiers that this request may not ask.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -289,7 +285,7 @@ class TierSearch:
         while not tier.client.takes_reads or (
             failed and failed.get((key, tier.index), -1) > pending.step
         ):
-            # Since its answer, the tier has begun to refuse reads, or has failed to load the chunk.
+            # Since answering, the tier has begun to refuse reads or has failed to load the chunk.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE

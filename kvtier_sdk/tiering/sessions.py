@@ -1,4 +1,4 @@
-"""Remembers which chunks belong to the sessions that callers name."""
+"""Remembers the chunks of the sessions that callers name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Final
 
 from kvtier_sdk.types import OffloadKey
 
-#: A session's names take as much memory as this many of its chunks.
-_NAMES: Final = 8
+_NAMES: Final = 8  # a session's and a tenant's name take as much memory as this many keys
 
 
 class Sessions:
-    """The chunks of each session's last request; the least recently used is forgotten first."""
+    """The chunks of each session's last request, within a limit on the chunks of all sessions."""
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks
@@ -22,7 +21,6 @@ class Sessions:
         self._uses: Counter[OffloadKey] = Counter()
 
     def note(self, tenant: str, session: str, keys: Sequence[OffloadKey]) -> None:
-        """Record the chunks of a session's request, in prefix order."""
         self.forget(tenant, session)
         self._sessions[tenant, session] = keys
         self._uses.update(keys)

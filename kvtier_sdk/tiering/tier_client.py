@@ -44,8 +44,7 @@ NO_REQUEST = RequestContext("kvtier")
 _PURGE_DEADLINE_S = 600.0
 #: A job without a result this long after its deadline is overdue and gets the verdict TIMEOUT.
 _CONCLUSION_GRACE_S = 1.0
-#: The interval between checks for overdue jobs and for a slow tier.
-_LOOK_S = 0.25
+_LOOK_S = 0.25  # between two checks for overdue jobs and for a slow tier
 
 _OK: Final = Verdict.OK
 _LOOKUP: Final = Operation.LOOKUP
@@ -61,10 +60,10 @@ _log = logging.getLogger("kvtier.client")
 class TierClient:
     """The client of one secondary tier, for an engine with its own manager.
 
-    The engine collects lookups, loads and stores during a step, hands them over together with
-    :meth:`flush`, and applies the results with :meth:`poll`, which calls the listener. Only
-    :meth:`open`, :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors.
-    Call all methods on one thread, unless a method says otherwise.
+    During a step, the client collects lookups, loads and stores. :meth:`flush` hands them to the
+    tier's runner, and :meth:`poll` passes the results to the listener. Only :meth:`open`,
+    :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. Call all
+    methods on one thread, unless a method's description says otherwise.
 
     The client owns the tier's queue limits, job table, counters and events. If a chunk leaves
     the tier during its store, there is no event for the store.
@@ -142,19 +141,17 @@ class TierClient:
         self._events = EventLog(*of, is_enabled=events)
         self._note_of = note_of
         self._job_ids = itertools.count(1)
-        # The collected jobs in order, and for each request the load to which chunks are added.
+        # The collected jobs, in order, and each request's load to which later chunks are added.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
         self._refused: list[JobResult] = []
-        # Chunks that the tier has stored or loaded and has not reported as removed.
         self._known = KnownChunks()
         self._next_look_s = -math.inf
         capabilities = tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while a purge is due.
-        self._stale = False
+        self._stale = False  # true while a purge is due
         self._purging = False
         self._purge_at_s = -math.inf
 
@@ -162,7 +159,7 @@ class TierClient:
         """Start the runner and open the tier, waiting at most ``open_deadline``.
 
         A tier that is not ``required`` may still refuse reads and stores when this method returns.
-        The runner opens it once the store can be reached; :meth:`poll` then updates :attr:`stats`.
+        The runner opens the tier once the store can be reached; :meth:`poll` updates :attr:`stats`.
 
         Raises:
             ConfigError: a setting cannot work; the runner has ended.
@@ -175,9 +172,9 @@ class TierClient:
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over the collected jobs, drain and close the tier, and end its runner.
 
-        Every job has a result when this method returns. If a job is not released, its I/O hangs
-        in a thread, and its slots must not be reused. ``timeout_s`` is the limit for
-        :meth:`drain`, and again for closing. A second call does nothing.
+        When this method returns, every job has a result. If a job is not released, its I/O hangs in
+        a thread, and its slots must not be reused. Draining and closing may each take
+        ``timeout_s``. A second call does nothing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -190,13 +187,13 @@ class TierClient:
         self.stats.is_open = 0
 
     def options_changed(self) -> None:
-        """Bring changed live options to where the tier runs. Any thread may call this."""
+        """Pass changed live options to the tier's runner. Any thread may call this."""
         self._runner.options_changed()
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued loads and stores, wait for running jobs, and apply the results.
 
-        After ``timeout_s`` seconds, running jobs are cancelled, and get as many seconds to end.
+        After ``timeout_s`` seconds, cancel running jobs, and wait as long again for their end.
         Return true if all I/O on the slots has ended.
         """
         ended = self._runner.drain(timeout_s)
@@ -209,12 +206,12 @@ class TierClient:
         An idle engine does not poll, so the copy includes the reports since the last poll.
         """
         now_s = self._clock.now_s()
-        # Copy before the peek, so that a report that a poll applies in between counts once.
+        # Copy before the peek, so that no report is counted twice if a poll applies it in between.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # A result since the last poll is progress too, although the pace does not know it yet.
+        # A result since the last poll is progress too, but the pace has not recorded it yet.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
@@ -262,11 +259,11 @@ class TierClient:
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
-        """Return true if a chunk (``key``) can be loaded without a lookup.
+        """Return true if the chunk ``key`` can be loaded without a lookup.
 
-        If so, the tier has stored or loaded the chunk and has not reported its removal. If the
-        tier has lost the chunk without a report, the load fails, and the client forgets all known
-        chunks. The result is false if loads run and the tier has been silent for
+        A chunk is known if the tier has stored or loaded it and has not reported its removal. If
+        the tier has lost a known chunk without a report, the load fails, and the client forgets all
+        known chunks. The result is false if loads run and the tier has been silent for
         ``lookup_deadline``, because a lookup detects a hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
@@ -341,7 +338,7 @@ class TierClient:
     ) -> Job | None:
         """Queue a store of as many leading chunks as the queue has room for.
 
-        The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag`` and the result are as
+        The parameters ``keys``, ``slots``, ``request``, ``whole`` and ``tag`` and the result are as
         for :meth:`load`. The tier reads the slots until the job is released.
         """
         taken = self._admit(_STORE, len(keys), whole=whole)
@@ -364,7 +361,7 @@ class TierClient:
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent last.
+        """Report to a tier with ``Capability.TOUCH`` that ``keys`` were used, most recent last.
 
         The ``keys`` replace the keys of an earlier call in the same step.
         """
@@ -547,7 +544,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # One job serves several calls of purge(), because no stores come before the job's end.
+            # One job serves several calls of purge(), because stores are refused until it ends.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -565,7 +562,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of a condition, after the earlier messages that the log has held back."""
+        """Log the end of a condition, after the messages that the log has held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)
@@ -588,7 +585,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Time out overdue jobs; probably, the tier blocks the runner's event loop."""
+        """Time out overdue jobs, which suggest that the tier blocks the runner's event loop."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

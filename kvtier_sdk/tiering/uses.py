@@ -1,4 +1,4 @@
-"""Collects what requests use, until the policy and the tiers hear of it."""
+"""Collects the uses of chunks in a step, and reports them to the policy and the tiers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: The most reasons for the end of an answer that are told apart, because clients can make some up.
+#: Distinguish at most this many reasons for the end of an answer, because clients can invent some.
 _MOST_STOPS: Final = 64
 
 
 @dataclass(eq=False)
 class Uses:
-    """The chunks used in one step, and the requests that have ended in it."""
+    """The chunks that were used in one step, and the requests that have ended in that step."""
 
     _primary: PrimaryTier
     _policy: EvictionPolicy
@@ -31,7 +31,6 @@ class Uses:
     _stops: set[str] = field(default_factory=set)
 
     def note(self, keys: Iterable[OffloadKey], request: RequestContext) -> None:
-        """Record that a request uses chunks, in prefix order."""
         self._touched.update(dict.fromkeys(keys, request))
 
     def note_end(self, request: RequestContext, stop: str | None) -> None:
@@ -40,14 +39,14 @@ class Uses:
         self._over[request.request_id] = request, stop if stop in self._stops else None
 
     def note_if_over(self, request: RequestContext) -> None:
-        """Let the policy finish a request that it hears of after the request has ended."""
+        """Report a request's end again, if a use was reported to the policy after the end."""
         if request.request_id not in self._requests and request.request_id not in self._over:
             self._over[request.request_id] = request, None
 
     def tell(self) -> None:
-        """Tell the policy and the tiers of the step."""
+        """Report the step's uses to the policy and to the tiers."""
         if self._touched:
-            # A tier need not keep what is never used again.
+            # A tier need not keep the chunks of a request that no turn follows.
             touched = [key for key, request in self._touched.items() if not request.is_over]
             for _, uses in groupby(self._touched.items(), lambda use: id(use[1])):
                 (first, request), *others = uses

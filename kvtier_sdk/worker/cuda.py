@@ -32,7 +32,7 @@ WINDOW_RUNS = 1024
 PIECE_BYTES = 64 * 1024**2
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
-#: Pause before the repetition of a failed query.
+#: Pause before a failed query is repeated.
 _PAUSE_S = 0.001
 
 _Piece: TypeAlias = CopyPlan | StagedPiece
@@ -42,8 +42,7 @@ class CUDADevice(Device):
     """A device for one accelerator.
 
     Stores, loads and expedited loads each have a lane with its own stream, so that no kind queues
-    behind another. Loads have a higher priority than stores. A :class:`Gatherer` copies jobs of
-    many short runs. All other jobs are copied run by run.
+    behind another. A :class:`Gatherer` copies jobs of many short runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -121,7 +120,7 @@ class CUDADevice(Device):
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed; then all queued copies have failed."""
+        """Return true if the device's context has failed, and with it all queued copies."""
         try:
             torch.cuda.mem_get_info(self.device)
         except RuntimeError:
@@ -130,11 +129,7 @@ class CUDADevice(Device):
 
 
 class _Lane:
-    """The stream for one kind of job, and the copies that still have pieces to queue.
-
-    An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
-    MiB at a time. As pieces end, a thread queues more, and it exits when all pieces are queued.
-    """
+    """The stream for one kind of job, and the copies that still have pieces to queue."""
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
         self.copies = torch.cuda.Stream(device.device, priority=priority)
@@ -182,11 +177,7 @@ class _Lane:
 
 
 class _Mark:
-    """An event that a stream records after a piece.
-
-    While the device's context is intact, a failed query is repeated, because the copy may still be
-    running. If the context was lost before the stream reached the mark, ``error`` is the reason.
-    """
+    """An event that a stream records after a piece; ``error`` is set if the context is lost."""
 
     def __init__(self, device: CUDADevice, piece: _Piece) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
@@ -200,6 +191,7 @@ class _Mark:
             try:
                 return bool(self.event.query())
             except RuntimeError as raised:
+                # As long as the context is intact, the copy may still be running.
                 if not self._device.is_lost():
                     return False
                 self.error = _first_line(raised)
@@ -248,7 +240,7 @@ class _StreamCopy(Copy):
             else:
                 self._device.enqueue(piece, self._operation, self._copies)
         except (KVTierError, RuntimeError) as raised:
-            # Some runs may be queued already, so the copy is done only when they have ended.
+            # Some runs may already be queued. The copy is done only when these have ended.
             self._error = _first_line(raised)
             self._pieces.clear()
         try:

@@ -1,7 +1,7 @@
 """Makes the CUDA calls that torch does not expose, through ctypes.
 
-torch has no batched copy. Making a tensor for each contiguous run would take longer than the copy.
-CUDA copies between plain addresses, both of host memory and of device memory.
+torch has no batched copy, and making a tensor for each contiguous run would take longer than the
+copy. CUDA copies between plain addresses of host or device memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 class _Attributes(ctypes.Structure):
-    """The struct ``CUmemcpyAttributes``. Type 0 tells the driver nothing about a location."""
+    """The struct ``CUmemcpyAttributes``. Type 0 leaves a location unspecified."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -37,10 +37,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CUDADriver:
-    """CUDA's driver. Each call applies to the thread's current device.
-
-    Before CUDA 12.8, the driver has no ``cuMemcpyBatchAsync``.
-    """
+    """CUDA's driver, which acts on the thread's current device. Batches need CUDA 12.8."""
 
     def __init__(self, device: torch.device) -> None:
         try:
@@ -48,7 +45,7 @@ class CUDADriver:
         except OSError as error:
             raise ConfigError(f"CUDA's driver cannot be loaded: {error}") from error
         self._context = ctypes.c_void_p()
-        # torch uses the same context, and the process keeps it until its end.
+        # torch uses the same context until the process ends, so it is never released.
         if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), device.index):
             raise ConfigError(f"{device} has no context: error {status}")
         self._push, self._pop = library.cuCtxPushCurrent_v2, library.cuCtxPopCurrent_v2
@@ -86,7 +83,7 @@ class CUDADriver:
     def current(self) -> Iterator[None]:
         """Direct this thread's calls of the driver to the device."""
         # A new thread has no context until the runtime sets one, and the engine may use another.
-        # If the context is lost, calls in the block fail and say so.
+        # If the context is lost, the push may fail, and calls in the block report the loss.
         is_pushed = not self._push(self._context)
         try:
             yield
@@ -132,7 +129,6 @@ class CUDADriver:
 def forget_error() -> None:
     """Clear the error that a refused call left behind in this thread."""
     # Otherwise the runtime would report the error to the engine after one of the engine's kernels.
-    # torch has no function that clears the error.
     last_error = getattr(ctypes.CDLL(torch._C.__file__), "cudaGetLastError", None)
     # A build of torch that contains the runtime may not export the function.
     if last_error is not None:

@@ -62,8 +62,8 @@ class PageKernel:
 
     def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
         """Copy numbers to the device for work on ``stream``, without waiting for the stream."""
-        # Pinning the numbers may wait for the device, and so for the engine's computation. This
-        # call waits for its own copy only, because a later read might find other numbers.
+        # Do not pin the numbers, because pinning may wait for the engine's computation. An unpinned
+        # copy returns only once it has read the numbers, so the caller may change them.
         with torch.cuda.stream(self._uploads):
             found = torch.from_numpy(numbers).to(self._device)
         stream.wait_stream(self._uploads)
@@ -111,7 +111,7 @@ class _Staging:
 
 
 class _Band(NamedTuple):
-    """Consecutive segments of a chunk that fit into a staging part: all, if the chunk fits."""
+    """Consecutive segments of a chunk that together fit into a staging part."""
 
     segments: slice
     begin_bytes: int
@@ -181,7 +181,7 @@ class Gatherer:
 
 @dataclass(eq=False)
 class StagedPiece:
-    """The same band of several chunks of a group. All of its bytes fit into one staging part."""
+    """One band of several chunks of a group. All its bytes fit into one staging part."""
 
     _kernel: PageKernel
     _staging: _Staging
@@ -199,14 +199,13 @@ class StagedPiece:
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the stream that the piece's work begins on, and the stream that it ends on."""
+        """Return the streams on which the piece's work begins and ends."""
         kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
         """Queue the kernel and the copies, after the staging part's previous use."""
-        # A store begins with the kernel, and a load begins with the copies. Even after a failure,
-        # the piece's last stream waits for all queued work.
+        # Even after a failure, the piece's last stream waits for all queued work.
         part = self._staging.next_part()
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)
@@ -281,7 +280,7 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are aligned and dense, and a part can hold a segment of each block."""
+    """Return true if pages are aligned and dense, and any segment of a chunk fits into a part."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     fits = not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

@@ -115,7 +115,7 @@ class KVGroup:
 
     @property
     def chunk_bytes(self) -> int:
-        """The length of a chunk in a slot, in bytes, with gaps for other workers' pages."""
+        """The length of a chunk in a slot, in bytes, including gaps for other workers' pages."""
         return self.layout().chunk_bytes
 
     def layout(self) -> GroupLayout:
@@ -185,7 +185,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
 
 
 def _allocation(memory: torch.Tensor | NDArray[np.uint8]) -> int:
-    """Return the address of the memory that this tensor or array is a view of."""
+    """Return the address of the allocation behind a tensor or an array."""
     if isinstance(memory, torch.Tensor):
         return memory.untyped_storage().data_ptr()
     whole = memory

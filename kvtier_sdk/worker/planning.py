@@ -61,28 +61,22 @@ class GroupLayout:
         return as_long and np.array_equal(self.offsets_bytes, begins)
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """Return the number of slots for ``blocks`` blocks of a request from ``first_block`` on."""
+        """Return the number of slots for ``blocks`` consecutive blocks from ``first_block`` on."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 
 @dataclass(frozen=True)
 class HostLayout:
-    """The slots in host memory.
-
-    Attributes:
-        slots: number of slots.
-        address: address of this worker's part of slot 0.
-        row_bytes: distance from slot to slot; more than ``part_bytes`` if workers share each slot.
-        part_bytes: size of this worker's part of each slot.
-        writable: true if stores are allowed.
-        has_own_pages: false if the memory's first or last page may hold bytes of other owners.
-    """
+    """The slots in host memory, and this worker's part of each slot."""
 
     slots: int
+    #: Address of the part of slot 0.
     address: int
+    #: Distance from slot to slot; more than ``part_bytes`` if workers share each slot.
     row_bytes: int
     part_bytes: int
     writable: bool = True
+    #: False if the memory's first or last page may hold bytes of other owners.
     has_own_pages: bool = True
 
     @property
@@ -93,13 +87,7 @@ class HostLayout:
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host.
-
-    Attributes:
-        device: address of each run on the device.
-        host: address of each run in host memory.
-        lengths_bytes: length of each run; at least 1.
-    """
+    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host."""
 
     device: Int64s
     host: Int64s
@@ -107,12 +95,10 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the runs in bytes."""
         return int(self.lengths_bytes.sum())
 
     @property
     def runs(self) -> int:
-        """The number of runs."""
         return len(self.lengths_bytes)
 
     def split(self, parts: int) -> list[CopyPlan]:
@@ -158,22 +144,16 @@ class CopyPlan:
 
 @dataclass(frozen=True, eq=False)
 class GroupShare:
-    """The blocks of one group in a job, and their slots.
-
-    Attributes:
-        layout: the group's layout.
-        blocks: block ids of shape (chunks, blocks_per_chunk). The id is -1 for a block that the
-            job leaves out of the request's first or last chunk.
-        hosts: address of this worker's part of each chunk's slot, ascending.
-    """
+    """The blocks of one group in a job, and their slots."""
 
     layout: GroupLayout
+    #: Block ids of shape (chunks, blocks_per_chunk); -1 for a block that the job leaves out.
     blocks: Int64s
+    #: Address of this worker's part of each chunk's slot, ascending.
     hosts: Int64s
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the blocks in bytes."""
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
@@ -205,24 +185,15 @@ class GroupShare:
 
 @dataclass(frozen=True, eq=False)
 class JobPlan:
-    """The blocks and slots of a job. All ids are in range, and no two destinations overlap.
-
-    A device copies the contiguous :meth:`runs`, or works from the blocks directly. A large job has
-    many more runs than blocks, so the runs are computed only on request.
-
-    Attributes:
-        shares: one share for each group that has blocks in the job.
-    """
+    """The blocks and slots of a job. All ids are in range, and no two destinations overlap."""
 
     shares: Sequence[GroupShare]
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the blocks in bytes."""
         return sum(share.size_bytes for share in self.shares)
 
     def runs(self) -> CopyPlan:
-        """Return the fewest runs that copy the blocks."""
         return join([share.runs() for share in self.shares])
 
 

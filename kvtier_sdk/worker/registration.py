@@ -62,7 +62,7 @@ class Registration:
         self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
 
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Cut the plan's runs where pieces meet, and replace host addresses by device addresses."""
+        """Cut the plan's runs where pieces meet, and replace host addresses with the device's."""
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
         if self._shifts.any():
@@ -124,7 +124,7 @@ def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Pi
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return the boundaries of the pieces in ascending order. Each one is a page boundary."""
+    """Return the boundaries of the pieces, in ascending order. All are page boundaries."""
     page_bytes = mmap.PAGESIZE
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
     between = range(host.address + piece_bytes, host.end, piece_bytes)

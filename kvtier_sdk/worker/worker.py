@@ -75,9 +75,9 @@ class OffloadWorker:
     A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
     that, nothing reads or writes the job's blocks and slots, even if the job failed. Until then,
     the caller must not write the blocks and slots, nor read the destinations, which hold a mixture
-    of old and new bytes. Jobs of one direction begin in the order of submission, except
-    that expedited loads overtake other loads; jobs can end in another order. Loads overtake stores,
-    so there is no order between loads and stores. Any thread may call any method.
+    of old and new bytes. Jobs of one direction begin in the order of submission, except that
+    expedited loads overtake other loads. Jobs may end in any order, and loads overtake stores. Any
+    thread may call any method.
 
     Args:
         groups: the KV-cache groups in the order of their index; all on one device.

@@ -1,5 +1,3 @@
-"""``__all__`` lists exactly the public names, and each has a description."""
-
 from __future__ import annotations
 
 import ast
@@ -76,7 +74,7 @@ def unnamed_attributes(owner: type) -> list[str]:
 
 
 def is_explained(name: str, source: str) -> bool:
-    """Return true if a ``#:`` comment stands above the constant or its group of lines."""
+    """Return ``True`` if a ``#:`` comment stands above the constant or its group of constants."""
     found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
     if found is None:
         return False
@@ -102,7 +100,7 @@ def test_all_has_no_duplicates_and_is_sorted(module: ModuleType) -> None:
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_all_is_exactly_what_the_package_imports(module: ModuleType) -> None:
     source = Path(module.__file__ or "").read_text()
-    # The modules of checks are imported with a star.
+    # The package imports the modules of checks with a star.
     checks = set(kvtier_sdk.testing.CHECKS if module is kvtier_sdk.testing else ())
     assert set(module.__all__) == names_imported_by(source) | checks
 

@@ -5,8 +5,7 @@ from kvtier_sdk.testing import TierConformance, TierSubject, check_a_full_tier_r
 
 
 class TestMooncakeTier(TierConformance):
-    # Run few sequences, because closing a client takes a second.
-    sequences = 3
+    sequences = 3  # few, because closing a client takes a second
 
     @pytest.fixture
     def tier(self, store):

@@ -24,7 +24,6 @@ class Contents:
 
     @classmethod
     def of(cls, spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
-        """Count the chunks in a tier."""
         contents = cls(namespace)
         with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
             tier.need(Capability.SCAN, "list its chunks")
@@ -41,7 +40,7 @@ class Contents:
 
     @property
     def plain_bytes(self) -> int | None:
-        """Length of all chunks when they are loaded; ``None`` if the facts do not say it."""
+        """Total length of the loaded chunks; ``None`` if the facts lack a chunk's length."""
         chunk_bytes = chunk_bytes_of(self.namespace)
         return None if chunk_bytes is None else self.chunks * chunk_bytes
 

@@ -27,8 +27,8 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool. One half is filled from SRC while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds to an engine's facts. They can differ between tiers or releases. The fact
-#: that chunks were rounded stays with them, so that no exact engine of DST finds them.
+#: Facts that the SDK adds to an engine's facts, and that can differ between tiers or releases. The
+#: fact ``compress`` is kept, so that only engines that accept rounded chunks find the copies.
 _ADDED = ("frame_version", "codec")
 
 
@@ -198,7 +198,7 @@ def _transfer(
             stored += loaded
             step(len(part))
             read_bytes += sum(sizes[key] for key in missing)
-            # Each of the two tiers gets the rate, and DST may get longer objects than SRC has.
+            # The rate limits each tier, and a chunk's object may be longer in DST than in SRC.
             moved_bytes = max(read_bytes, dst.client.stats.stored_object_bytes)
             pace.wait(moved_bytes - paced_bytes)
             paced_bytes = moved_bytes

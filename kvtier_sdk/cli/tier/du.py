@@ -58,7 +58,6 @@ def du_command(
 
 
 def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | None:
-    """Return the usage of the whole store, or ``None`` if the tier cannot report it."""
     if Capability.USAGE not in spec.tier_class.capabilities or not found:
         return None
     with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:

@@ -74,7 +74,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
         (
             contents.namespace.fingerprint[:SHOWN_DIGITS],
             model_of(contents.namespace),
-            # Shortened like a fingerprint, because a revision can be a long commit id.
+            # Shorten the revision, because it can be a long commit id.
             str(contents.namespace.facts.get("model_revision") or "-")[:SHOWN_DIGITS],
             f"{contents.chunks:,}",
             sizes_in_words(contents.used_bytes, contents.plain_bytes),

@@ -27,7 +27,7 @@ SHOWN_DIGITS = 12
 
 
 class CannotListError(ConfigError):
-    """An error: a backend cannot list its namespaces, and the operator has not named one."""
+    """An error for a backend that cannot list its namespaces, if the operator has not named one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,6 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List a tier's namespaces, sorted by model."""
     with open_for_maintenance(spec, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
@@ -102,8 +101,7 @@ class Faults:
     """The faults of tiers and of their namespaces, without secrets."""
 
     def __init__(self, target: Target) -> None:
-        # By tier, why it could not be read or changed, and why it was skipped: only a target with
-        # several tiers can skip one.
+        # By tier: its faults, and the reason for skipping it. A single tier is never skipped.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1

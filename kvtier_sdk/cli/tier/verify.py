@@ -92,7 +92,7 @@ class _Verified:
     spec: TierSpec
     namespace: Namespace
     verdicts: Counter[Verdict] = field(default_factory=Counter)
-    # Of the whole chunks: how many are compressed, and their lengths as stored and when loaded.
+    # Totals of the intact chunks: compressed chunks, bytes as stored, and bytes when loaded.
     compressed: int = 0
     stored_bytes: int = 0
     plain_bytes: int = 0

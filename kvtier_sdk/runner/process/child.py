@@ -1,7 +1,4 @@
-"""The main program of a tier's process: an event loop reads jobs, calls the tier and sends reports.
-
-:mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
-"""
+"""The main program of a tier's process, which the engine's ``ChildProcess`` starts."""
 
 from __future__ import annotations
 
@@ -67,8 +64,7 @@ class Child:
         self._thread_id = threading.get_ident()
         self._log = TierLog(name, clock)
         self._splitter = MessageSplitter()
-        # Protects the control socket, because any thread may write log lines.
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # any thread may write log lines to the control socket
         self._reports: deque[Report] = deque()
         self._sending = False
         self._tier_loop: TierLoop | None = None
@@ -88,8 +84,7 @@ class Child:
         data = b""
         with contextlib.suppress(OSError):
             data = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-        if not data:
-            # The engine is gone.
+        if not data:  # the engine is gone
             self._event_loop.remove_reader(self._control)
             self._end(_ORPHAN_CLOSE_S)
         for kind, body in self._splitter.split(data):

@@ -93,8 +93,7 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, and wait until it accepts jobs. The tier may open later."""
-        # After an error or a cancellation, the caller must call end().
+        """Start the process, and wait until it accepts jobs. If this fails, call :meth:`end`."""
         with self._their_control, self._their_data:
             try:
                 self._spawn(pool_fd)
@@ -111,7 +110,6 @@ class ChildProcess:
         await self._opened
 
     def change(self, options: Mapping[str, Any]) -> None:
-        """Send the values of the live options to the process."""
         self._send(plain_message(Kind.OPTIONS, options))
 
     async def drain(self, timeout_s: float) -> bool:
@@ -321,8 +319,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 def copy_fd(fd: int) -> int:
     """Copy a descriptor to a number above 2."""
-    # The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
-    # streams, any descriptor may have such a number.
+    # The child needs numbers 0 to 2 for its streams, which an engine may use for other files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

@@ -144,8 +144,7 @@ def _params_json(request: RequestContext) -> bytes:
     if request._params_json is None:
         text = ""
         try:
-            # Encode the params part by part and stop at the limit, because a client may send so
-            # many params that encoding all of them would block the engine.
+            # Stop at the limit, because encoding a client's huge params would block the engine.
             for part in _params_encoder.iterencode(dict(request.params)):
                 text += part
                 if len(text) > _MAX_PARAMS_BYTES:
@@ -202,10 +201,8 @@ class Channel:
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
-        #: Reports that have arrived and that the engine's thread has not polled.
-        self.unpolled: list[SentReport] = []
-        # True once the peer has closed its end, or the connection is broken.
-        self.at_end = False
+        self.unpolled: list[SentReport] = []  # reports that the engine's thread has not polled
+        self.at_end = False  # true once the peer has closed its end, or the connection is broken
         self._socket = own
         self._readable = select.poll()
         self._readable.register(own, select.POLLIN)
@@ -273,7 +270,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes and return their number; if the connection is broken, all count as sent."""
+        """Send bytes, and return their number. If the connection is broken, count all as sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):

@@ -48,8 +48,7 @@ from kvtier_sdk.runner.process.messages import (
 #: lives at least as long as the longest pause resets the next pause to the first.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: Time beyond ``open_deadline`` after which a silent process is killed, because its tier must be
-#: blocking the loop.
+#: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
 _START_S = 30.0
 #: Time limit for the end of a process whose start failed or was cancelled.
 _CANCEL_S = 5.0
@@ -67,8 +66,7 @@ class ProcessRunner(LoopRunner):
     burst of reports.
     """
 
-    # The kernel may need this long to end a killed process.
-    _grace_s = 10.0
+    _grace_s = 10.0  # the kernel may need this long to end a killed process
 
     def __init__(
         self,
@@ -82,26 +80,21 @@ class ProcessRunner(LoopRunner):
     ) -> None:
         super().__init__(spec, clock, notify)
         self._announce = announce
-        # The process's channel, or ``None``. After the start, only the engine's thread changes this
-        # attribute.
+        # The process's channel, or ``None``. After the start, only the engine's thread sets it.
         self._data: Channel | None = None
-        # Reports of the supervisor that the engine's thread has not polled yet, each with the
-        # channel of its process.
+        # The supervisor's unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
-        # Reports that :meth:`close` has polled, for the next poll.
-        self._unpolled: list[Report] = []
+        self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
-        # Becomes readable once when reports arrive, until the engine's thread arms it again in a
-        # poll, without waking the supervisor thread.
+        # The epoll becomes readable only once when reports arrive. A poll by the engine's thread
+        # re-arms it without waking the supervisor thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
         self._pool = pool
-        # The process that accepts jobs, or ``None``. Only the supervisor thread changes this
-        # attribute.
+        # The process that accepts jobs, or ``None``. Only the supervisor thread sets it.
         self._child: ChildProcess | None = None
-        # The options that the process was started with, or was sent last.
-        self._sent: Mapping[str, Any] = {}
+        self._sent: Mapping[str, Any] = {}  # the live options that the process received last
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
 
