@@ -49,16 +49,15 @@ def plan_command(
         typer.Option(
             metavar="TIME",
             help="Time in which your engine computes a chunk, for example 40ms; an engine shows "
-            "it as kvtier_recompute_seconds. Needed without --compare.",
+            "it as kvtier_recompute_seconds. --compare does not need it.",
         ),
     ] = None,
     compare: Annotated[
         str | None,
         typer.Option(
             metavar="METRICS",
-            help="Show, in place of a plan, what its forecast of a recording is and what the "
-            "engine has counted since its start: its admin socket, or Prometheus's text, by URL "
-            "or in a file.",
+            help="Compare the forecast for an engine's recording since its start with the engine's "
+            "counters: its admin socket, or the URL or file of metrics in Prometheus's format.",
         ),
     ] = None,
     chunk_bytes: Annotated[
@@ -125,6 +124,9 @@ def plan_command(
     storing and computing together. For example
 
         kvtier plan --trace traces/ --recompute 40ms --write kv.toml
+
+    and later, to see whether the plan holds
+
         kvtier plan --trace traces/ --compare engine.sock
     """
     if compare is not None:

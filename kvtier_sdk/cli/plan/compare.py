@@ -1,4 +1,4 @@
-"""Compares a plan's forecast of recorded traffic with what the engine has counted meanwhile."""
+"""Compares the forecast for an engine's recording with the engine's counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds if no hit rate and no number of bytes is further from its forecast.
+# A plan holds if each hit rate and number of bytes is at most this far from its forecast.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # The share of requests that the engine may finish between two looks.
 _MOST_REQUESTS_OFF = 0.01
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """``lost`` counts, by reason, the chunks that an engine lost though there was room for them."""
+    """``lost`` counts, by reason, the chunks that the engine dropped, missed or failed to move."""
 
     rows: Sequence[Row]
     lost: Mapping[str, float]
@@ -90,11 +90,10 @@ class Comparison(NamedTuple):
 
 
 def compared(workload: Sequence[ReplayRequest], policy: str, source: str) -> Comparison:
-    """Compare an engine's counters with the flow of its own recording.
+    """Compare an engine's counters with the simulated flow of its own recording.
 
     Raises:
-        ConfigError: ``source`` has no counters of a host pool with at most one tier, or not of the
-            recording's time.
+        ConfigError: ``source`` has no counters, has several tiers, or counts other requests.
     """
     slots, counted = _read(source, len(workload))
     host = counted.pop(PRIMARY)
