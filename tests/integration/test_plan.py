@@ -277,6 +277,7 @@ def test_a_plan_beside_what_its_engine_has_counted(tmp_path: Path) -> None:
         assert counted["tiers"][0]["evicted_chunks"] > 0
         asked = sum(len(of.keys) for of in workload[:160])
         found = json.loads(compare(source, "--json")[1])
+        assert (found["holds"], found["lost"]) == (True, {})
         for row, of in zip(found["tiers"], (counted["host"], *counted["tiers"]), strict=True):
             assert of["hit_chunks"] > 0
             assert row["hit_rate"] == pytest.approx(of["hit_chunks"] / asked)

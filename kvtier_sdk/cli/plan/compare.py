@@ -70,15 +70,19 @@ class Comparison(NamedTuple):
     rows: Sequence[Row]
     lost: Mapping[str, float]
 
-    def verdict(self) -> str:
+    def furthest(self) -> tuple[float, str]:
+        """Return the largest deviation, in units of what a plan may be off, and its name."""
         off = {}
         for of in self.rows:
             off[f"hits of {of.name}, by {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF
             off[f"bytes for {of.name}, by {of.bytes_off:+.1%}"] = of.bytes_off / _MOST_BYTES_OFF
-        furthest = max(off, key=lambda words: abs(off[words]))
-        if abs(off[furthest]) <= 1:
+        return max((abs(value), words) for words, value in off.items())
+
+    def verdict(self) -> str:
+        deviation, name = self.furthest()
+        if deviation <= 1:
             return "The plan holds: hits are within 1 point of the forecast, bytes within 10 %."
-        verdict = f"The plan does not hold: furthest from the forecast are {furthest}"
+        verdict = f"The plan does not hold: furthest from the forecast are {name}"
         if self.lost:
             reason = max(self.lost, key=self.lost.__getitem__)
             verdict += f"; most chunks were lost as {reason}, {self.lost[reason]:,.0f}"
@@ -86,7 +90,7 @@ class Comparison(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         rows = [of._asdict() for of in self.rows]
-        return {"tiers": rows, "lost": self.lost, "verdict": self.verdict()}
+        return {"tiers": rows, "lost": self.lost, "holds": bool(self.furthest()[0] <= 1)}
 
 
 def compared(workload: Sequence[ReplayRequest], policy: str, source: str) -> Comparison:
