@@ -26,7 +26,7 @@ def describe_process(pid: int) -> str:
 
 
 def listener_of(host: str, port: int) -> str | None:
-    """Describe the process that listens on a port; ``None`` if this user cannot find it."""
+    """Describe the process that listens on a port; return ``None`` if it cannot be found."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:  # the host has no address, so it has no listener
