@@ -72,7 +72,7 @@ class LookupResult(Enum):
     HIT = auto()
     #: No tier has the chunk, or it cannot be loaded in time; recompute it.
     MISS = auto()
-    #: The chunk is being loaded or written into the primary tier; ask again next step.
+    #: The chunk will soon be readable in the primary tier; ask again next step.
     HIT_PENDING = auto()
     #: A tier has not answered yet, or a load will begin after this step; ask again next step.
     RETRY = auto()
