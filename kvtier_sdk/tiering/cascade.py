@@ -25,7 +25,7 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # A tier that gets chunks only after hits, or gets whole requests, needs no other admission.
+        # Do not filter further if the tier gets chunks only after hits, or gets whole requests.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 

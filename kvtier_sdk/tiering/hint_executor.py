@@ -94,7 +94,7 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out the hints of an ended request; ``ends`` is empty if unknown."""
+        """Carry out an ended request's hints; ``ends`` is empty if the chunks' ends are unknown."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # Skip the last chunks of the answer if the engine did not offload them.

@@ -280,7 +280,7 @@ class TierClient:
         """Queue a lookup for the next :meth:`flush`.
 
         Args:
-            keys: the chunks. The client then owns the sequence.
+            keys: the chunks. Do not change the sequence after the call.
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
             worth_s: seconds that the engine would need to compute the chunks. The lookup may take
