@@ -96,7 +96,7 @@ class ARCPolicy(EvictionPolicy):
             self._forget_ghosts()
 
     def _forget_ghosts(self) -> None:
-        """Limit T1 and B1 together to the number of slots, and all four lists to twice this number."""
+        """Limit T1 and B1 together to the number of slots, and all four lists to twice as many."""
         known_once = len(self._once) + len(self._once_ghosts)
         if known_once > self._slots:
             self._once_ghosts.popitem(last=False)

@@ -53,7 +53,7 @@ class PendingLookup:
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first tier in ``tiers`` that has the chunk; at least one has it."""
+        """Return the index of the first tier in ``tiers`` that has the chunk."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
