@@ -236,7 +236,7 @@ class Transfer:
         """Check a loaded chunk in this thread, so that the SDK does not check it on the event loop.
 
         Args:
-            digest: as for :meth:`seal`, computed from the payload's current bytes.
+            digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
             CorruptChunkError: the bytes are damaged, or belong to another chunk. Return this error

@@ -265,9 +265,9 @@ class SecondaryTierManager(ABC):
         """
 
     async def close(self) -> None:
-        """Release all resources in bounded time, even if :meth:`open` failed.
+        """Release everything in bounded time, even if :meth:`open` failed.
 
-        Running calls end with a result or an error. A second close does nothing.
+        Running calls end, with a result or an error. A second close does nothing.
         """
         return
 
