@@ -371,7 +371,7 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Record an error's ``text`` and time; keep only the last five distinct texts."""
+        """Record an error's ``text`` and time ``now_s``; keep only the last five distinct texts."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 

@@ -58,7 +58,7 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Make an unnamed pool for several processes. The calling process is the scheduler.
+        """Make an unnamed pool of this ``layout`` for several processes, as the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.

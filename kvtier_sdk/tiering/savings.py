@@ -86,13 +86,13 @@ class Savings:
         self.add(primary)
 
     def add(self, stats: TierStats) -> None:
-        """Add the metrics of the next tier, in the tiers' order."""
+        """Add the ``stats`` of the next tier, in the tiers' order."""
         self._stats.append(stats)
         if self._tokens:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
-        """Count one request's hits. ``sources`` has the index of each chunk's tier."""
+        """Count a request's hits ``keys``; ``sources`` has the index of each hit's tier."""
         for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:
@@ -115,7 +115,7 @@ class Savings:
             self._untimed_tokens[tier] += chunks * tokens
 
     def step_ended(self, now_s: float) -> None:
-        """End a step: update the engine's measured speed, and count the saved seconds."""
+        """End a step at ``now_s``: update the measured speed, and count the saved seconds."""
         self.rate.step_ended(now_s)
         if self._is_measured:
             self._stats[0].recompute_s = self.rate.chunk_s

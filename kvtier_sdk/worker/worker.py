@@ -194,7 +194,7 @@ class OffloadWorker:
         return results
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Block until these jobs have ended. ``get_finished`` still reports them.
+        """Block until the jobs ``job_ids`` have ended. ``get_finished`` still reports them.
 
         The method ignores ids of jobs that were reported or never submitted. On a CPU, the calling
         thread copies the parts that no other thread has begun.
