@@ -15,16 +15,16 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    If a tier runs in a process of its own, its options are sent there as plain data. So each
-    option's type must accept plain data: ``Bytes`` accepts ``4096``.
+    The options of a tier in a separate process are sent there as plain data. So each option's type
+    must accept plain data, as ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Return the options of this model that a ``url`` gives, not yet validated.
+        """Return the options of this model in a ``url``, without validating them.
 
-        The default accepts a query and refuses a host or a path. Override the method for a backend
-        whose URL has a host or a path.
+        The default implementation accepts a query, but refuses a host or a path. Override it for a
+        backend whose URLs have a host or a path.
 
         Raises:
             ConfigError: a part of the URL has no meaning for this backend.
@@ -39,8 +39,8 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only if their options are equal. No location may lie inside another. The default,
-        ``None``, is for a tier that never shares its location.
+        location only if their options are equal. No location may be inside another. The default is
+        ``None``, for a tier that never shares its location.
         """
         return None
 
@@ -166,7 +166,7 @@ class RunnerOptions(StrictModel):
 
     @property
     def codec_name(self) -> str | None:
-        """The codec without its argument: ``aes-gcm``."""
+        """The codec's name without the argument, such as ``aes-gcm``."""
         return None if self.codec is None else self.codec.partition(":")[0]
 
     @model_validator(mode="after")
