@@ -24,7 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads for one loop. A hanging disk blocks only this loop's tier."""
+    """A limited pool of daemon threads for one loop. A hanging disk blocks only one tier."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

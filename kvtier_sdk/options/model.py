@@ -146,7 +146,7 @@ class StrictModel(BaseModel):
         return validate_options(type(self), given | dict(changes), place, also_known)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; map each differing option to the old and new value."""
+        """Copy the live options of ``changed``; map each differing option to both values."""
         values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
         changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
         self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
