@@ -16,13 +16,12 @@ class OffloadingEvent:
     """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
 
     Attributes:
-        keys: the keys of the chunks. In events for routers, no keys stand for all of the tier's
-            chunks.
+        keys: the chunks' keys. In events for routers, no keys stand for all of the tier's chunks.
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
         locality: the machine that holds the chunks: the engine's or another.
-        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for a chunk without a note; empty
-            if all chunks lack notes.
+        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for none; empty if all chunks
+            lack notes.
         session: the session of the request that stored the chunks, if the request named one.
     """
 

@@ -76,8 +76,7 @@ class Receipt:
         verb: the action that the hint asked for.
         outcome: the hint's outcome.
         chunks: number of chunks that the hint covers.
-        duration_s: seconds that an accepted hint lasts, or until a deferred hint is carried out;
-            ``None`` if neither applies.
+        duration_s: seconds that the hint lasts, or until it is carried out; ``None`` for neither.
         reason: the reason why the hint was not accepted in full; empty for a fully accepted hint.
     """
 

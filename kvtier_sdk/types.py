@@ -87,8 +87,7 @@ class RequestContext:
         params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read. A
             tier in a separate process gets no parameters if their JSON exceeds 16 KiB.
         resume_in_s: seconds from the request's end until the next turn of its conversation;
-            infinite if the caller expects no further turn, and ``None`` if the caller names no
-            time.
+            infinite if the caller expects no further turn, and ``None`` if unknown.
         session: the request's conversation, if the caller names it. A tier in a separate process
             gets neither the session nor the fields below.
         tenant: the tenant whose budget the hints use; requests without a tenant share one budget.
@@ -239,8 +238,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged, or belong to another chunk. Return this error
-                as the chunk's verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's. Return it as the verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.arrived, digest)
@@ -258,8 +256,7 @@ class Transfer:
     def with_payload(self, payload: memoryview) -> Transfer:
         """Return a copy with another ``payload``, for a tier that wraps another tier.
 
-        The copy shares the header, which this method seals. On the copy, :meth:`verify` does
-        nothing.
+        The copy shares the header, which this call seals. On the copy, :meth:`verify` does nothing.
         """
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
 

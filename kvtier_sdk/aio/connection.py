@@ -57,7 +57,7 @@ class Connection:
             handshake. The connection owns and closes the socket.
         peer: the server's name, for messages.
         clock: the clock for timers.
-        stall_timeout_s: the maximum time that a call waits without moving a byte; ``None`` for no
+        stall_timeout_s: maximum time that a call waits without moving a byte; ``None`` for no
             limit.
     """
 

@@ -37,8 +37,7 @@ class ConnectionPool(Generic[C]):
 
     Args:
         dial: a function that opens a :class:`Connection`, or any object with ``is_usable`` and
-            ``close(reason)``. The pool calls ``dial`` only while fewer than ``limit`` connections
-            are lent.
+            ``close(reason)``. The pool calls ``dial`` only while fewer than ``limit`` are lent.
         limit: the maximum number of connections.
     """
 

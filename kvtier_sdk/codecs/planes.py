@@ -69,8 +69,8 @@ class Planes:
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
     # Maps a dtype, as named by ``str`` or vLLM, to its kind. Elements of kinds 0 and 1 have 16
-    # bits, with exponents of 8 and 5 bits. Elements of kinds 2 and 3 have 8 bits, with exponents of
-    # 4 and 5 bits.
+    # bits, with exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5
+    # bits.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,

@@ -177,8 +177,7 @@ class TierSpec:
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the configuration as plain data that :meth:`from_options` reads.
 
-        If ``secrets`` is true, secrets are in the clear. If ``defaults`` is true, options that were
-        not given are included.
+        Secrets are masked unless ``secrets`` is true. ``defaults`` includes options not given.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)

@@ -90,8 +90,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
         trace_files: number of trace files to keep; the oldest files are removed.
         admin_socket: path of a Unix socket for ``kvtier top``, ``set``, ``drain`` and ``tier rm``,
             or of a directory for the sockets of several engines; ``auto`` is ``/tmp/kvtier-UID``,
-            which only its user can enter. No socket if absent. The history of events is beside the
-            socket.
+            which only its user can enter. No socket if absent. The history of events is beside it.
         events_tokens: true to announce chunks with their tokens, which routers such as Dynamo's
             need. The tiers then store the chunks' tokens too, sealed if the tier has a ``codec``.
         tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with

@@ -57,6 +57,5 @@ class ChunkCodec(ABC):
 
         Raises:
             ChunkAuthError: ``sealed``, ``envelope`` and the ``associated`` data do not belong
-                together, or the codec lacks the secret key. The content of ``payload`` is then
-                undefined.
+                together, or the codec lacks the secret key. ``payload`` is then undefined.
         """

@@ -61,8 +61,7 @@ class StorePolicy(ABC):
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         """Return true if the tier should get the chunk ``key``, which ``request`` stored or uses.
 
-        ``hits`` is how often the chunk was copied back to the device since it entered the primary
-        tier.
+        ``hits`` counts copies back to the device since the chunk entered the primary tier.
         """
 
 

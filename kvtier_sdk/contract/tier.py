@@ -241,7 +241,7 @@ class SecondaryTierManager(ABC):
                 stay, unless ``transfer.replace`` is true.
 
         Returns:
-            One verdict per transfer, in order: ``None`` if a later :meth:`load` will find the
+            One verdict per transfer, in order: ``None`` if later calls of :meth:`load` find the
             chunk.
 
         Raises:
@@ -329,8 +329,7 @@ class ChunkTierManager(SecondaryTierManager):
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: the maximum number of a batch's chunks to handle at once. Set it per class or per
-            instance.
+        fan_out: maximum number of chunks to handle at once. Set it per class or per instance.
     """
 
     fan_out: int = 8

@@ -162,8 +162,7 @@ def open_file_of(memory: Region) -> int | None:
     file, name = mapped
     for path in (name, *(f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))):
         with contextlib.suppress(OSError):
-            # Compare before opening, because opening another file, such as a device, may have an
-            # effect.
+            # Compare before opening, because opening another file, such as a device, may do harm.
             if not _is_file(os.stat(path), file, memory):
                 continue
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -105,8 +105,7 @@ def read_request(
 ) -> RequestContext:
     """Make a request's context from its client's parameters. No parameter causes an error.
 
-    If a hint cannot be read, the manager carries out none of the request's hints, and writes a
-    receipt with the reason.
+    If a hint cannot be read, all hints are ignored, and the manager's receipt has the reason.
 
     >>> read_request("r1", {"kvtier": {"session": "chat 7", "pin": "5m"}}).session
     'chat 7'

@@ -19,8 +19,7 @@ class EngineTools(ABC):
 
     Attributes:
         commands: additional commands of ``kvtier``. Each name maps to a typer function.
-        pool_directory: the directory of the host pool if several processes share the pool;
-            otherwise ``None``.
+        pool_directory: the directory of a host pool that several processes share, or ``None``.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -46,8 +45,7 @@ class EngineTools(ABC):
     ) -> list[list[OffloadKey]]:
         """Return the engine's keys for a prompt's chunks, for each KV-cache group.
 
-        ``tokens`` are token ids, ``facts`` are the namespace's facts, and ``salt`` is the cache
-        salt.
+        ``tokens`` are token ids, ``facts`` are the namespace's, and ``salt`` is the cache salt.
 
         Raises:
             ConfigError: the facts do not determine the keys.

@@ -43,9 +43,8 @@ _MOST_HINTS = 64
 class OperatorServices:
     """The services that a configuration enables for an engine.
 
-    The services stay open if the engine closes its manager and opens another. The optional
-    ``recorder`` records finished requests, and the optional ``publisher`` announces chunks to
-    routers.
+    The services stay open if the engine closes its manager and opens another. If configured,
+    ``recorder`` records finished requests, and ``publisher`` announces chunks.
 
     Args:
         config: the configuration of the services.

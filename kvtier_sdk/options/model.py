@@ -26,8 +26,8 @@ _SECRETS = frozenset({SecretStr, SecretBytes})
 
 T = TypeVar("T")
 LIVE = "live"
-#: The type of an option that an operator may change while the engine runs. Code must read the value
-#: at each use, and never copy it.
+#: The type of an option that an operator may change while the engine runs. Read it at each use;
+#: never copy it.
 Live = Annotated[T, LIVE]
 
 

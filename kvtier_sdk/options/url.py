@@ -47,8 +47,7 @@ class TierURL:
         try:
             parts = urlsplit(url)
             port = parts.port
-            # An unescaped '#', '/' or '?' in a password ends the host, and an unescaped '&' begins
-            # an option.
+            # In a password, an unescaped '#', '/' or '?' ends the host, and '&' begins an option.
             is_cut = parts.fragment or (port is not None and "@" in url and "@" not in parts.netloc)
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError
@@ -79,8 +78,7 @@ class TierURL:
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the query's options with the ``given`` options from other parts of the URL.
 
-        ``None`` stands for an absent part. The method raises a ConfigError if an option is given
-        twice.
+        ``None`` stands for an absent part. Raise a ConfigError if an option is given twice.
         """
         present = {name: value for name, value in given.items() if value is not None}
         for name in sorted(present.keys() & self.options.keys()):

@@ -142,8 +142,7 @@ class ReturnsPolicy(EvictionPolicy):
                 old = now.turn
                 rest = [other for other in old.groups.values() if other.present]
             if rest or now.behind:
-                # The old turn's remaining chunks are useless without these chunks, so evict them
-                # first.
+                # The old turn's other chunks are useless without these chunks, so evict them first.
                 needing = [of for of in now.behind if of.present and of.turn is not turn]
                 group.behind += needing + rest
                 del group.behind[:-_MOST_BEHIND]
@@ -188,8 +187,7 @@ class ReturnsPolicy(EvictionPolicy):
         for group, returned in turn.returned.items():
             kind = group.kind
             if kind is not None and kind.label != _REST and returned > group.left > 0:
-                # Most of the group returned without these chunks, so the conversation left them
-                # behind.
+                # Most of the group returned, so the conversation left these chunks behind.
                 self._begin_wait(group, _REST, kind.classes)
         turn.returned.clear()
         if resume_in_s == inf:
@@ -256,8 +254,7 @@ class ReturnsPolicy(EvictionPolicy):
         needed: list[_Group] = []
         found = 0
         for _, same in groupby(self._ranked, key=itemgetter(0)):
-            # These groups have the same worth, so evict the oldest turn first, from its prefix's
-            # end.
+            # These groups have the same worth, so begin with the oldest turn's end.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=attrgetter("since_s", "uses")):
                 if group.behind:

@@ -88,8 +88,7 @@ class HostPool:
         """Map a replica's pool; make the pool if no other process has made it.
 
         The method first removes pools in ``directory`` that killed replicas left behind. It does
-        not wait for other processes. The pool has a name in ``directory`` until all processes have
-        joined.
+        not wait for other processes. The pool has a name there until all processes have joined.
 
         Args:
             replica: an id that all processes of the replica share. Use a new id for each start of a
@@ -210,8 +209,7 @@ class HostPool:
     def view(self, slot: int) -> memoryview:
         """Return the payload of a slot as a writable, contiguous view in format ``B``.
 
-        The view and everything made from it keep the memory alive. An invalid slot raises an
-        IndexError.
+        The view and everything made from it keep the memory alive. A wrong slot raises IndexError.
         """
         return self.padded_view(slot, 1)
 

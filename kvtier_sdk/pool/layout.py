@@ -98,8 +98,7 @@ class PoolLayout:
     def from_header(cls, header: bytes) -> PoolLayout | None:
         """Read a layout from ``header``, the last 4,096 bytes of a file.
 
-        Return None if ``header`` belongs to no host pool; raise ``ConfigError`` for an unknown
-        format.
+        Return None if ``header`` is not a host pool's; raise ``ConfigError`` for an unknown format.
         """
         if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
             return None

@@ -126,8 +126,7 @@ def sweep(directory: Path) -> None:
             continue
         try:
             with leases.joining(fd):
-                # A file without links has lost its name, and ``path`` may name another process's
-                # new file.
+                # A file without links has lost its name, and ``path`` may name a newer file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
                     # Truncate first, so that the memory is free even before the name is gone.
                     os.ftruncate(fd, 0)

@@ -177,8 +177,7 @@ class TierCaller:
             if is_not_tiers(error):
                 raise
             fault = self._shown(error, operation)
-        # Raise outside the handler. Inside it, Python would attach the unmasked error as the
-        # context.
+        # Raise outside the handler. Inside it, Python would attach the unmasked error.
         try:
             raise fault
         finally:

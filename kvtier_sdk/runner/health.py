@@ -178,8 +178,7 @@ class DirectionHealth:
         # Replace the chunk of an earlier probe, because a skipped store would prove nothing.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
-        # An absent or damaged chunk also counts as an answer, so a load probe needs no stored
-        # chunk.
+        # An absent or damaged chunk is also an answer, so a load probe needs no stored chunk.
         if outcome_of(self._direction, errors) is not Outcome.ANSWERED:
             for error in filter(None, errors):
                 raise error

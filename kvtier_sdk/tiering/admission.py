@@ -103,8 +103,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # The models were sized for the old capacity, so discard them if it has changed
-                # much.
+                # The models have the old capacity, so discard them after a large change.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity
@@ -146,8 +145,7 @@ class Admission:
             used_then, free_then = self._full
             if free is None or free_then is None or (used_then or 0) >= limit:
                 return False
-            # The tier evicted below its capacity because its disk was full, so free disk space
-            # decides.
+            # The tier evicted below its capacity, so its full disk is the limit.
             if free > free_then + least_room:
                 return False
             free = min(free, free_then)

@@ -83,8 +83,7 @@ class Cascade:
             for slot in slots:
                 # Mark the chunk, so that a later use by another request offers it to the tiers.
                 self._note_failed(slot, self._stored_mask)
-            # Another request may have used the chunks during the write, so that tiers wait for
-            # them.
+            # Tiers may wait for the chunks, if another request used them during the write.
             if self.tracks:
                 self._serve_followers(slots)
             return
@@ -160,8 +159,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # A tier that is down or slow does not get its owed chunks, which would fill the
-                # pool.
+                # Do not owe chunks to a tier that is down or slow: they would fill the pool.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit

@@ -143,8 +143,7 @@ class Leases:
             excess = len(other) - share
             if lacking <= 0 or excess <= 0:
                 break
-            # Skip the requested chunks: ending their leases makes no room, because they need new
-            # ones.
+            # Ending a requested chunk's lease makes no room, because the chunk needs a new one.
             others = [key for key in other if key not in asked]
             lost = nsmallest(min(lacking, excess), others, key=other.__getitem__)
             room += len(lost)

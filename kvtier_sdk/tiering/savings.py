@@ -103,8 +103,7 @@ class Savings:
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
             # All groups cover the same tokens, but a sliding window needs few chunks, so count only
-            # the group with the most tokens. A group's number may exceed ``last`` if not all groups
-            # are offloaded.
+            # the group with the most tokens. If groups are missing, numbers may exceed ``last``.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()

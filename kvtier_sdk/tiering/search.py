@@ -285,8 +285,7 @@ class TierSearch:
         while not tier.client.takes_reads or (
             failed and failed.get((key, tier.index), -1) > pending.step
         ):
-            # The tier's answer is outdated: the tier refuses reads now, or has failed to load the
-            # chunk.
+            # The answer is outdated: the tier now refuses reads, or failed to load the chunk.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE

@@ -26,8 +26,7 @@ class Purge:
     """The progress of an operator's purge of the primary tier."""
 
     def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
-        # The chunks to remove once they are not in use. Before the purge begins, ``None`` means all
-        # chunks.
+        # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
         self.left: Sequence[OffloadKey] | None = keys
         self.forgotten: int = 0
 

@@ -307,8 +307,7 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each chunk; the tier writes the slots until the job is released.
             request: the request that needs the chunks.
-            whole: true to accept all chunks or no chunk; an empty queue accepts any number of
-                chunks.
+            whole: true to accept all chunks or no chunk; an empty queue accepts any number.
             tag: as for :meth:`lookup`.
 
         Returns:
@@ -545,8 +544,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # One job serves all calls of purge(), because the tier gets no stores until the job
-            # ends.
+            # One job serves all calls of purge(), because stores are refused until it ends.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 

@@ -24,8 +24,7 @@ class KVTensor:
 
     Any order of dimensions and any dtype are allowed. Keys and values may be apart, heads may
     precede tokens, and a tensor may hold several layers. Pass padded pages as a view without the
-    padding. If an attention kernel uses smaller blocks, ``unflatten`` the tensor into the engine's
-    blocks.
+    padding. If a kernel uses smaller blocks, ``unflatten`` the tensor into the engine's blocks.
 
     Attributes:
         tensor: the tensor, or a strided view of it.

@@ -83,8 +83,7 @@ class OffloadWorker:
         groups: the KV-cache groups in the order of their indices, all on one device.
         host: the slots, as bytes of shape (slots, part) such as ``HostPool.part`` returns. The
             worker keeps the memory alive. Rows may have gaps between them. A worker with read-only
-            memory can only load. In a replicated pool, all workers but the first have read-only
-            memory.
+            memory can only load, like all but the first in a replicated pool.
         device: the device that copies the bytes, which the worker closes. By default, the worker
             makes a device that fits the tensors.
 
@@ -120,8 +119,7 @@ class OffloadWorker:
         except BaseException:
             self._device.close()
             raise
-        # Plans contain only addresses, so the finalizer keeps the memory alive until all copies
-        # end.
+        # Plans contain only addresses, so the finalizer must keep the memory alive.
         self._drop = weakref.finalize(self, _end_dropped, self._device, self._jobs, (groups, host))
         # At the process's exit, do not wait for workers that were never dropped.
         self._drop.atexit = False
@@ -144,9 +142,8 @@ class OffloadWorker:
                 group. If the job has only some blocks of a chunk, only these blocks are written.
             after: the stream that computes the blocks, or an event recorded on that stream. The
                 copy begins after all work queued on the stream so far, or after the event. Do not
-                record the event again before the job has ended. This argument is required on an
-                accelerator, where a copy might otherwise read unfinished blocks; it is ignored on a
-                CPU.
+                record the event again before the job has ended. An accelerator requires this
+                argument, because a copy might otherwise read unfinished blocks; a CPU ignores it.
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
@@ -171,8 +168,7 @@ class OffloadWorker:
         ``job_id`` and the errors are as for :meth:`submit_store`.
 
         Args:
-            device_blocks: the destination blocks, as for :meth:`submit_store`, distinct in each
-                group.
+            device_blocks: the destinations, as for :meth:`submit_store`, distinct in each group.
             slots: the sources, one for each chunk that the blocks touch, ordered by group.
             expedited: true to let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`, for the stream that may still use the blocks.

@@ -150,8 +150,7 @@ def plan_command(
 class Plan:
     """The best options by cost. ``nothing`` is the option that computes everything.
 
-    ``checks`` has two flows for each option in the trace's second half: the forecast made from the
-    first half, and the actual flow.
+    For each option, ``checks`` has two flows of the trace's second half: forecast and actual.
     """
 
     policy: str

@@ -23,8 +23,7 @@ from kvtier_sdk.types import OffloadKey
 
 LRU = "lru"
 _HASHES = 2**32
-# A policy is simulated with at most this many chunks. Of a longer workload, only a sample of the
-# keys is used.
+# The maximum number of simulated chunks. Of a longer workload, only a sample is used.
 MOST_PLAYED = 2**17
 # The maximum weight of a reuse in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
@@ -162,8 +161,7 @@ class PolicyTraffic:
         if self._parts == 1:
             return self._traffic.flow(self._policy, pool_slots, tier_chunks, window)
         # A sample's error comes mostly from the few keys that nearly every request names. ``lru``
-        # has the same error, but its exact flow is known. So scale only the policy's gain over
-        # ``lru``.
+        # has the same error, but its exact flow is known. So scale only the gain over it.
         exact = np.array(self._traffic.flow(LRU, pool_slots, tier_chunks, window))
         sizes = max(1, pool_slots // self._parts), tier_chunks // self._parts
         gains = [

@@ -19,8 +19,7 @@ class SessionTurns(NamedTuple):
     """A group of requests, each of which continues a session.
 
     Attributes:
-        after: the reason why the session's previous answer ended; ``None`` if the trace has no
-            reason.
+        after: the reason why the session's previous answer ended; ``None`` if unknown.
         whole_prefix: true if these requests hit all leading chunks that they share with the
             session's previous request.
         median_wait_s: median time since the arrival of the session's previous request.

@@ -153,8 +153,7 @@ def common_chunk_bytes(workload: Sequence[ReplayRequest]) -> int | None:
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
     """Generate interleaved chats of several turns that share a few system prompts.
 
-    Each turn's prompt is the whole conversation so far. So it begins with the previous turn's
-    prompt.
+    Each turn's prompt is the whole conversation so far, which begins with the previous prompt.
     """
     if requests < 1:
         raise ReplayError(f"{requests} requests: a workload needs at least 1")

@@ -319,8 +319,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 def copy_fd(fd: int) -> int:
     """Copy a descriptor to a number above 2."""
-    # The child needs the numbers 0 to 2 for its streams, but an engine may use them for other
-    # files.
+    # The child needs 0 to 2 for its streams, but the engine may use them for other files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

@@ -82,8 +82,7 @@ class ProcessRunner(LoopRunner):
         self._announce = announce
         # The process's channel, or ``None``. After the start, only the engine's thread sets it.
         self._data: Channel | None = None
-        # The supervisor's own reports that are not polled yet, each with the channel of its
-        # process.
+        # The supervisor's own unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
@@ -158,8 +157,7 @@ class ProcessRunner(LoopRunner):
                 known = len(data.unpolled)
                 self._read(data)
                 if self._notify is not None and len(data.unpolled) > known:
-                    # Notify the engine, because the socket no longer signals the reports that were
-                    # read here.
+                    # Notify the engine, because the socket no longer signals these reports.
                     self._call_soon(self._readable)
                 reports += data.unpolled
             return reports + [change for _, change in self._changes.copy()]

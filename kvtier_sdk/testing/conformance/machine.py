@@ -42,8 +42,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # For each key, the versions that a load may return: all versions stored since the last
-        # delete.
+        # For each key, the versions that a load may return: all stored since the last delete.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
