@@ -158,9 +158,7 @@ def load_policy(name: str) -> type[EvictionPolicy]:
 
 
 def load_store_policy(text: str) -> StorePolicy:
-    """Make the store policy that ``text`` describes: a name with an optional argument.
-
-    An example is ``"after_hits:2"``.
+    """Make the store policy that ``text`` describes, such as ``"after_hits:2"``.
 
     Raises:
         ConfigError: the argument is missing or wrong.

@@ -245,10 +245,7 @@ class Transfer:
             self.unverified = None
 
     def fill(self, stored: bytes | memoryview) -> None:
-        """Fill a load's buffers from the whole object ``stored``.
-
-        Raises the same errors as :meth:`received`.
-        """
+        """Fill a load's buffers from the whole object ``stored``. Errors: see :meth:`received`."""
         self.received(len(stored))
         split = len(self._header)
         self._header[:], self.arrived[:] = stored[:split], stored[split:]

@@ -157,7 +157,6 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Return true if descriptors 0 to 2 are open."""
     # uvloop must not get a closed stream's number: closing it later would abort the process.
     try:
         for stream_fd in range(3):

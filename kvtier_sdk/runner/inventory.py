@@ -94,7 +94,6 @@ class Inventory:
             self._events.add(known, removed=True)
 
     def emptied(self) -> None:
-        """Remove all chunks, after a purge."""
         for part in _parts(list(self._known)):
             self.removed(part)
 

@@ -252,7 +252,6 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 
 
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-    """Close a stopped loop and its blocking threads."""
     # Cancel the tier's leftover tasks, or asyncio would report them as destroyed while pending.
     for task in asyncio.all_tasks(event_loop):
         task.cancel()

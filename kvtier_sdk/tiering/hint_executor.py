@@ -119,7 +119,6 @@ class HintExecutor:
             self._prefetcher.step()
 
     def reset(self) -> None:
-        """Forget all prefetches, because the primary tier is empty."""
         for prefetch in list(self._prefetcher.waiting):
             self._prefetcher.end(prefetch, "the pool was emptied")
 

@@ -71,7 +71,6 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Record that a tier no longer has a chunk."""
         self.hits[key] &= ~(1 << tier)
 
 

@@ -41,7 +41,6 @@ class ComputeRate:
         self._chunks += chunks
 
     def step_ended(self, now_s: float) -> None:
-        """Record that the engine has scheduled a step."""
         if self._chunks:
             if self._has_ended_step or now_s - self._since_s > _LONGEST_S:
                 self.burst_ended(now_s)

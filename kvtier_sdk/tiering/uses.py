@@ -65,5 +65,4 @@ class Uses:
         self._over = {}
 
     def forget(self) -> None:
-        """Forget the used chunks, because the primary tier is empty."""
         self._touched.clear()

@@ -110,7 +110,6 @@ class CopyPlan:
         return whole._parts([0, *firsts])
 
     def in_pieces(self, runs: int) -> list[CopyPlan]:
-        """Divide the plan into plans of at most ``runs`` runs."""
         return self._parts(range(0, self.runs, runs))
 
     def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:

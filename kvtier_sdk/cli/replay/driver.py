@@ -277,8 +277,7 @@ class ChunkContent:
     """The content of chunks, computed from their keys.
 
     A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each word.
-    Making a chunk is as fast as copying memory. Nearly every word differs between the chunks of two
-    keys, and between a chunk and the same chunk shifted by some bytes, so a mix-up is detected.
+    So nearly every word of a wrong or a shifted chunk differs from the expected word.
     """
 
     def __init__(self, chunk_bytes: int) -> None:

@@ -194,7 +194,6 @@ def _threads() -> dict[Any, str]:
 
 
 def _descriptors() -> dict[Any, str]:
-    """Map each open descriptor to its file or socket."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
         # Ignore the descriptor of the listing itself, which is closed by now.

@@ -141,7 +141,6 @@ class TierConformance:
 
 
 def run_check(check: Check, subject: TierSubject) -> None:
-    """Run a check on a new event loop."""
     loop = subject.clock.new_event_loop()
     try:
         loop.run_until_complete(check.run(subject))
