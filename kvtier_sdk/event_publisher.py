@@ -23,7 +23,7 @@ _TURN_MS = 50
 #: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: Limits on the number and the size of sent batches kept for routers that have lost some.
+#: Limits on the sent batches, which are kept for routers that lose some of them.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
 #: The maximum number of batches queued for a slow router: new ones, and an answer's.

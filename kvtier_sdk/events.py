@@ -114,7 +114,7 @@ def announce_blocks(
     Args:
         announce: receives the events of the blocks.
         block_of: returns, for a chunk's key, the engine's 64-bit hash of the chunk's block, the
-            KV-cache group, and the number of chunks in the block; ``None`` to announce nothing.
+            KV-cache group, and the number of chunks in the block; ``None`` to skip the chunk.
     """
     # For each incomplete block, the number of chunks that the tier lacks.
     missing: dict[OffloadKey, int] = {}
@@ -144,7 +144,7 @@ def announce_blocks(
 
 
 class EventLog:
-    """A tier's events since the last call of :meth:`take`. Routers get each event at once."""
+    """A tier's events since the last call of :meth:`take`. Routers get events immediately."""
 
     def __init__(
         self,

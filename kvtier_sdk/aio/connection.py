@@ -38,7 +38,7 @@ class Connection:
     A tier can rely on these rules:
 
     - *Cancellation.* Cancelling a call that waits closes the connection. After the cancellation,
-      nothing touches the call's buffers.
+      the connection does not touch the call's buffers.
     - *End of file, reset.* A call that needs more bytes than the server sent raises
       :class:`TierUnavailableError` and closes the connection. Bytes that the server sent
       earlier can still be received, even if a :meth:`send` was cut short.
@@ -145,7 +145,8 @@ class Connection:
 
         If the server replies or hangs up before all bytes are sent, the call returns early. Then
         receive the reply, which may contain the reason. The connection is not usable for another
-        request until the remaining bytes are sent. Return the unsent buffers, usually none.
+        request until the remaining bytes are sent. Return the unsent buffers, usually an empty
+        sequence.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]

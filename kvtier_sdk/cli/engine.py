@@ -164,7 +164,7 @@ def drain_command(
     """Take a tier out of a running engine, and wait until the tier's jobs have ended.
 
     The engine sends the tier no lookups, loads or stores until 'kvtier resume'. The exit status is
-    1 if jobs are still under way after the timeout; the tier stays out even then.
+    1 if jobs still run after the timeout; the tier stays out even then.
     """
     timeout_s = read_flag("--timeout", parse_seconds, timeout, may_be_0=True)
     clock = SystemClock()
@@ -206,7 +206,7 @@ def pin_command(
 ) -> None:
     """Keep a session's chunks in a running engine's host pool, for example a system prompt.
 
-    Pins use the engine's 'hint_budget', and last as long as its 'hint_duration' at most.
+    Pins use the engine's 'hint_budget', and last at most as long as its 'hint_duration'.
     """
     duration_s = read_flag("--for", parse_seconds, duration, may_be_0=True)
     _give_hint(socket, verb="pin", session=session, tenant=tenant, duration_s=duration_s)

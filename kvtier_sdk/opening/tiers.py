@@ -62,7 +62,7 @@ def open_manager(
         policy_now_s: returns the time for the eviction policy; by default the clock's time.
 
     Raises:
-        ConfigError: an option is wrong, or a service cannot be opened; nothing is left open.
+        ConfigError: an option is wrong, or a service cannot be opened; everything is closed again.
         BackendError: a backend or a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -154,7 +154,8 @@ def open_tier(
         verify: false switches digests off; for measurements and tests only.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it; nothing is left open.
+        ConfigError: an option is wrong, or the tier cannot work with it; everything is closed
+            again.
         BackendError: the backend cannot be found or loaded.
         TierError: the tier cannot be reached.
     """

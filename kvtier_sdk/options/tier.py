@@ -95,7 +95,7 @@ class BoundedTierConfig(ExpiringTierConfig):
 
 
 class RunnerOptions(StrictModel):
-    """The options that every tier has, whatever its backend: how the SDK runs the tier.
+    """The options that every tier of any backend has, which control how the SDK runs the tier.
 
     Attributes:
         runner: ``thread`` runs the tier in a thread of the engine's process, and ``process`` in a

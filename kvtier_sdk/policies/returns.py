@@ -50,7 +50,7 @@ class ReturnsPolicy(EvictionPolicy):
     """A policy that evicts the chunks with the lowest expected rate of reuse.
 
     The chunks whose last user was the same request form a turn. A later request, usually the next
-    turn of the conversation, reuses either most of these chunks or none. The policy learns how
+    turn of the conversation, reuses either most of these chunks or no chunk. The policy learns how
     often turns of each age are reused. A chunk's worth is its highest expected rate of reuse over
     any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
     1979.

@@ -189,7 +189,7 @@ class HostPool:
     def absent(self) -> list[str]:
         """Return the names of processes that have not joined: "the scheduler", "worker 1".
 
-        A process that is still absent when the engine starts to work has another pool or none.
+        A process that is still absent when the engine starts to work has another pool or no pool.
         The method raises ``KVTierError`` if the pool is not shared.
         """
         return self._shared_file().absent()

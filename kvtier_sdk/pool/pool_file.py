@@ -128,7 +128,7 @@ def sweep(directory: Path) -> None:
             with leases.joining(fd):
                 # A file without links has lost its name, and ``path`` may name a newer file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    # Truncate first, so that the memory is free even before the name is gone.
+                    # Truncate first, so that the memory is freed before the name disappears.
                     os.ftruncate(fd, 0)
                     path.unlink()
                     _log.info("removed %s, a host pool that no process holds", path)

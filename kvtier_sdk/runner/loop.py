@@ -59,7 +59,7 @@ T = TypeVar("T")
 #: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, wait this long for cancelled calls to end, and then for probes and watches.
+#: Time limit at close for the end of cancelled calls, and then for the end of probes and watches.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -406,7 +406,7 @@ class TierLoop:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
-        # This verdict is only for chunks that have none yet.
+        # This verdict applies only to chunks without a verdict.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if not run.concluded and run.job.operation in _MOVES:
             self._tell_progress(run.job.operation)
@@ -492,7 +492,7 @@ class TierLoop:
             run.calls_s.remove(started_s)
 
     def _conclude(self, run: _Run, verdict: Verdict = Verdict.CANCELLED) -> None:
-        """Report the job's result; give chunks without a verdict ``verdict``."""
+        """Report the job's result, with ``verdict`` for chunks that have no verdict yet."""
         if run.concluded:
             return
         run.concluded, run.concluded_s = True, self._clock.now_s()

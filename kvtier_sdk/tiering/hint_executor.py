@@ -102,7 +102,8 @@ class HintExecutor:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # A step's start normally ends past leases. End them here too, so that none is renewed.
+            # A step's start normally ends past leases. End them here too, so that no use renews
+            # them.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))

@@ -68,7 +68,7 @@ class TieringManager:
         recompute_s: seconds that the engine needs to compute a chunk; measured if ``None``. A chunk
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
-        namespace: the engine's namespace, which gives the number of tokens that a hit saves.
+        namespace: the engine's namespace, which determines the number of tokens that a hit saves.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
         hint_share: largest fraction of the slots that hints, such as pins, can hold. Hints cannot
             use the reserve for stores.
@@ -128,7 +128,7 @@ class TieringManager:
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
 
-        ``spec`` describes the tier. The manager owns the tier's ``runner`` from now on.
+        ``spec`` describes the tier. The manager takes over the tier's ``runner``.
 
         Raises:
             ConfigError: another tier has the same name, or a setting cannot work.
@@ -330,7 +330,7 @@ class TieringManager:
             request: the request, which holds the pins until :meth:`complete_load`.
 
         Raises:
-            KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
+            KVTierError: a chunk is not readable, or the request is unknown; no chunk is pinned.
         """
         state = self._state(request)
         by_key = self._by_key
@@ -473,7 +473,7 @@ class TieringManager:
         """End a complete or aborted request; only the two ``complete`` calls may follow.
 
         The request's pins are released, except the pins of running copies. The request's stores
-        are handed to the tiers at once, because the engine may make no further step.
+        are handed to the tiers now, because the engine may make no further step.
 
         Args:
             request: the request; an unknown request is ignored.
@@ -553,7 +553,7 @@ class TieringManager:
         return list(itertools.chain.from_iterable(events))
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
-        """Forget all cached chunks. Later lookups find no earlier chunk in the primary tier.
+        """Forget all cached chunks, so that later lookups cannot find them in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
         must not call ``complete`` methods for copies prepared before the reset. Their slots are not
@@ -561,8 +561,8 @@ class TieringManager:
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
         gets no lookups, loads or stores until all chunks of the namespace are deleted from the
-        tier; a failed deletion is tried again. Chunks that other engines store in a shared tier
-        during the deletion may stay.
+        tier; a failed deletion is retried. Chunks that other engines store in a shared tier during
+        the deletion may stay.
 
         Args:
             scope: the tiers to empty.

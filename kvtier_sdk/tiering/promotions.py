@@ -30,7 +30,7 @@ class Promotions:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # Maps a chunk and a tier to the step of their last failed load, in order of these steps.
+        # For each chunk and tier, the step of the last failed load, in chronological order.
         self.failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(

@@ -68,7 +68,7 @@ class ComputeRate:
 class Savings:
     """A counter of the tiers' hits, and of the tokens and the seconds that the hits have saved.
 
-    If the ``namespace`` does not give the tokens per chunk, only hits are counted. ``primary``
+    If the ``namespace`` lacks the number of tokens per chunk, only hits are counted. ``primary``
     holds the counters of the primary tier, whose index is -1. ``recompute_s`` is the time to
     compute a chunk; ``None`` lets ``rate`` measure it. Seconds are added once the time is known.
     """

@@ -12,7 +12,7 @@ _NAMES: Final = 8  # a session's and a tenant's name take as much memory as this
 
 
 class Sessions:
-    """The chunks of each session's last request; the oldest sessions are forgotten at a limit."""
+    """The chunks of each session's last request. Beyond a limit, old sessions are forgotten."""
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks

@@ -90,7 +90,7 @@ class TierClient:
             :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set this.
 
     Args:
-        runner: the tier's runner, which the client owns from now on.
+        runner: the tier's runner, which the client takes over.
         listener: the receiver of the jobs' results.
         clock: the source of time.
         chunk_bytes: payload of a chunk.

@@ -1,4 +1,4 @@
-"""The device for CUDA tensors, which copies on streams of its own."""
+"""The device for CUDA tensors, which copies on separate streams."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class OffloadWorker:
 
         Raises:
             ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
-                nothing was copied.
+                no byte was copied.
             KVTierError: the worker is shut down, or its host memory is read-only.
         """
         if not self._host.writable:

@@ -87,7 +87,7 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return a namespace's chunk length, or ``None`` if the facts give no usable length."""
+    """Return a namespace's chunk length, or ``None`` if the facts contain no usable length."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 

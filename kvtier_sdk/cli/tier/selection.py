@@ -22,7 +22,7 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
-#: Show this many digits of a fingerprint, enough to tell namespaces apart.
+#: The number of shown digits of a fingerprint, enough to distinguish namespaces.
 SHOWN_DIGITS = 12
 
 

@@ -85,7 +85,7 @@ async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
 
 @check(says=_LENT)
 async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> None:
-    """Once a cancelled load has ended, nothing writes into its buffers."""
+    """Once a cancelled load has ended, its buffers no longer change."""
     async with subject.opened() as probe:
         watched = []
         async for lent, ended in _cancelled(probe, "load", stored=True):
