@@ -122,7 +122,7 @@ def make_directory(path: Path) -> None:
         found = None
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
-            # Another user may have made the directory, or a link in its place.
+            # Check the directory, because another user may have made it, or a link in its place.
             found = path.lstat()
         if not found or (found.st_uid, found.st_mode) != (os.geteuid(), stat.S_IFDIR | 0o700):
             raise ConfigError(

@@ -59,7 +59,7 @@ def serve_metrics(
         ) from None
     handler: Any = server.RequestHandlerClass
     server.RequestHandlerClass = type("_Handler", (handler,), {"timeout": _SILENCE_S})
-    # By default, the server reports each broken connection on the engine's stderr.
+    # Keep the server's reports of broken connections out of the engine's stderr.
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     try:
         yield f"http://{host}:{server.server_port}/metrics"

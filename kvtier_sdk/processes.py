@@ -32,7 +32,7 @@ def listener_of(host: str, port: int) -> str | None:
     except OSError:  # the host has no address, so it has no listener
         return None
     packed = socket.inet_pton(family, str(address[0]))
-    # The kernel writes an address as words of this machine's byte order.
+    # The kernel writes an address as words in this machine's byte order.
     ours = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)).upper()
     sockets = set()
     for table in ("tcp", "tcp6"):

@@ -17,7 +17,7 @@ class StoreMoment(Enum):
     STORED = "stored"
     #: Each time the chunk is copied back to the device, until the tier has the chunk.
     HIT = "hit"
-    #: Before the chunk leaves the primary tier.
+    #: Just before the primary tier evicts the chunk.
     EVICTED = "evicted"
 
 

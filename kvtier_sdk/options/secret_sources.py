@@ -47,7 +47,7 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret changed. Raise as the constructor does."""
+        """Read the file again; return true if the secret changed. Errors: as in the constructor."""
         value = _read(self.path)
         if value == self._secret_value:
             return False

@@ -230,7 +230,7 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # ``rounds[n]`` holds the index of each key that has occurred n times before.
+    # ``rounds[n]`` has the indices of keys that have occurred n times before.
     rounds: list[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
         rounds = []

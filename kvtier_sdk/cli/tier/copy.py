@@ -47,8 +47,8 @@ def copy_command(
 ) -> None:
     """Copy chunks from one tier to another, so that engines of DST find them.
 
-    Each chunk is checked against its header on the way; damaged chunks are left out. Chunks that
-    DST has already are not copied again, so the same command resumes an interrupted copy. SRC is
+    Each chunk is checked against its header on the way, and damaged chunks are omitted. Chunks that
+    DST already has are not copied again, so the same command resumes an interrupted copy. SRC is
     not changed. DST evicts chunks beyond its capacity; the command reports how many. For example
 
         kvtier tier copy file:///data/kv redis://cache:6379/0 --rate 100MiB
