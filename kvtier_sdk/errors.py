@@ -173,10 +173,9 @@ def chain_of(error: BaseException) -> list[BaseException]:
 def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
     """Translate a client library's exceptions into errors of the SDK.
 
-    ``mapping`` maps a class, or a tuple of classes, to the error to raise. The first entry that
-    matches wins, so put subclasses before their bases. The new error has the original text, and the
-    original error as its ``__cause__``. A :class:`TierError` and unlisted exceptions pass
-    unchanged.
+    ``mapping`` maps a class, or a tuple of classes, to the error to raise. The first match wins, so
+    put subclasses before their bases. The new error has the original text, and the original error
+    as its ``__cause__``. A :class:`TierError` and unlisted exceptions pass unchanged.
 
     ::
 

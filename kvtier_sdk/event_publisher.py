@@ -139,8 +139,8 @@ class EventOptions(StrictModel):
     Attributes:
         events_endpoint: address at which request routers receive announcements of chunks, such as
             ``tcp://*:5557``; no announcements if absent.
-        events_replay_endpoint: address at which routers request lost events, or all chunks, such
-            as ``tcp://*:5558``.
+        events_replay_endpoint: address at which routers request lost events, or all chunks, such as
+            ``tcp://*:5558``.
         events_topic: topic of the events.
     """
 

@@ -162,8 +162,8 @@ class Transfer:
         key: the name of the chunk.
         request: the request that caused the transfer.
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
-            of the tier's ``alignment``. For a load it is ``context.payload_bytes``; for a store it
-            can be less.
+            of the tier's ``alignment``: ``context.payload_bytes`` for a load, and at most this for
+            a store.
         arrived: the part of ``payload`` that a loaded object fills; for a store, the whole payload.
         replace: for a store, true if the last load of the chunk failed. The tier's object may then
             be damaged, so overwrite it without checking for its existence.

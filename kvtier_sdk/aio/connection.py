@@ -57,8 +57,7 @@ class Connection:
             handshake. The connection owns and closes the socket.
         peer: the server's name, for messages.
         clock: the clock for timers.
-        stall_timeout_s: maximum time that a call waits without moving a byte; ``None`` for no
-            limit.
+        stall_timeout_s: maximum time in which a call moves no byte; ``None`` for no limit.
     """
 
     def __init__(
@@ -145,8 +144,7 @@ class Connection:
 
         If the server replies or hangs up before all bytes are sent, the call returns early. Then
         receive the reply, which may contain the reason. The connection is not usable for another
-        request until the remaining bytes are sent. Return the unsent buffers, usually an empty
-        sequence.
+        request until the remaining bytes are sent. Return the unsent buffers, if any.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]

@@ -44,8 +44,7 @@ class ConnectionPool(Generic[C]):
     def __init__(self, dial: Callable[[], Awaitable[C]], limit: int) -> None:
         self._dial = dial
         self._free = asyncio.Semaphore(limit)
-        # A store waits here before it waits in the common queue for a connection, so that stores
-        # cannot fill that queue.
+        # Stores wait here before they enter the common queue, so that they cannot fill that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
         # A stack, because the most recently used connection is the least likely to be stale.
         self._idle: list[C] = []

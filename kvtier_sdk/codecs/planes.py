@@ -68,9 +68,8 @@ class Planes:
     """A lossless coder of payloads with elements of a ``dtype``. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
-    # Maps a dtype, as named by ``str`` or vLLM, to its kind. Elements of kinds 0 and 1 have 16
-    # bits, with exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5
-    # bits.
+    # Maps a dtype, as named by ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with
+    # exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5 bits.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,

@@ -37,8 +37,7 @@ class TierSpec:
         engine_waits: false if the engine is already serving. The tier is then opened in the
             background, and opening is retried after any error.
         verify: false turns digests off; for measurements and tests only.
-        is_rounded: true if chunks in the tier may be rounded, by this tier or by another tier of
-            the same engine.
+        is_rounded: true if this or another tier of the engine may round the tier's chunks.
         inventory: the announcements to routers: ``"off"``, the chunks' ``"hashes"``, or also their
             ``"tokens"``, which the tier then stores.
     """

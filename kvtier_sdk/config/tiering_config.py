@@ -33,8 +33,7 @@ class PoolOptions(StrictModel):
         pool_bytes: size of the host pool (``64GiB``), or the pool's share of the machine's memory
             (``25%``), instead of ``slots``.
         chunk_bytes: payload of a chunk; not needed if the engine determines this size.
-        policy: eviction policy of the host pool: ``returns``, ``lru``, ``arc`` or another
-            package's.
+        policy: eviction policy of the pool: ``returns``, ``lru``, ``arc`` or another package's.
         store_reserve: share of the slots reserved for stores, which loads from tiers do not use. If
             a tier gets chunks just before their eviction, the manager also keeps this share free.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would

@@ -313,9 +313,8 @@ class SecondaryTierManager(ABC):
         capability obeys the rules of ``maintenance``.
 
         Returns:
-            Every namespace in the same place that has a chunk or a manifest, including the tier's
-            own. Each appears once, in any order. The iteration raises the same errors as
-            :meth:`scan`.
+            Every namespace in the same place that has a chunk or a manifest, also the tier's own.
+            Each appears once, in any order. The iteration raises the same errors as :meth:`scan`.
         """
         raise TierContractError(
             "capability NAMESPACES is declared but namespaces() is not implemented"

@@ -154,8 +154,7 @@ def open_tier(
         verify: false switches digests off; for measurements and tests only.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it; everything is closed
-            again.
+        ConfigError: an option is wrong, or unsuitable for the tier; everything is closed again.
         BackendError: the backend cannot be found or loaded.
         TierError: the tier cannot be reached.
     """

@@ -26,8 +26,7 @@ _SECRETS = frozenset({SecretStr, SecretBytes})
 
 T = TypeVar("T")
 LIVE = "live"
-#: The type of an option that an operator may change while the engine runs. Read it at each use;
-#: never copy it.
+#: The type of an option that an operator may change at run time. Do not keep copies of its value.
 Live = Annotated[T, LIVE]
 
 

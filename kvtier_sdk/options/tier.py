@@ -117,10 +117,8 @@ class RunnerOptions(StrictModel):
             and the tier is opened once its store can be reached.
         open_deadline_s: time after which an attempt to open the tier fails, and a starting engine
             waits no longer for the tier.
-        lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing takes even
-            longer.
-        max_lookup_deadline_s: limit of a lookup if recomputing takes even longer, or an unknown
-            time.
+        lookup_deadline_s: a slower lookup is a miss, unless recomputing takes even longer.
+        max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or an unknown time.
         load_deadline_s: a load that takes longer, including the time in the queue, has failed.
         store_deadline_s: a store that takes longer, including the time in the queue, has failed.
         retries: how often a call is retried after retryable failures, within the deadline.
@@ -131,8 +129,7 @@ class RunnerOptions(StrictModel):
             dropped, and a load beyond it is a miss.
         breaker_failures: number of failed calls in a row after which the breaker opens, and the
             tier gets no calls; reads (lookups and loads) and writes are counted separately.
-        breaker_window: number of recent calls that are counted; the breaker also opens if half of
-            them fail.
+        breaker_window: number of recent calls; the breaker also opens if half of them fail.
         probe_interval_s: pause before a tier with an open breaker is probed; the pause doubles with
             each failed probe.
         max_probe_interval_s: the longest pause before a probe.

@@ -83,8 +83,7 @@ class Outcome(Enum):
     BLOCKED = "blocked"
 
 
-# Errors that a healthy tier may return. A full tier can still be read, so a lack of room counts as
-# a failure only for stores.
+# Errors of healthy tiers. A full tier can be read, so lack of room is a failure only for stores.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),

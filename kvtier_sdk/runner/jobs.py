@@ -89,8 +89,7 @@ class Job:
         slots: for loads and stores, the index of each chunk's slot.
         request: the request that the job serves.
         deadline_s: the time on the tier's clock at which the job fails.
-        tag: the caller's own object, returned with the verdicts. The tag never leaves the engine's
-            thread.
+        tag: the caller's own object, which never leaves the engine's thread.
         result: the job's result, or ``None`` until the job is concluded; set by the engine only.
         queue_bytes: for a store, the payload bytes of all unfinished stores when this job was
             queued, including the job itself; set by the engine only.

@@ -102,8 +102,7 @@ class HintExecutor:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # A step's start normally ends past leases. End them here too, so that no use renews
-            # them.
+            # Past leases normally end when a step begins. End them now, so that no use renews them.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))

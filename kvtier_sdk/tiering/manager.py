@@ -59,9 +59,9 @@ class TieringManager:
         pool: the slots' memory, which the caller closes after :meth:`shutdown`.
         policy: chooses the chunks to evict from the primary tier.
         clock: the source of time.
-        store_reserve: fraction of the slots, 0.0 to 1.0, reserved for stores, which loads from
-            tiers do not use. If a tier gets chunks just before their eviction, this fraction is
-            also kept free.
+        store_reserve: fraction of the slots, 0.0 to 1.0, that loads from tiers leave free for
+            stores. If a tier gets chunks just before their eviction, this fraction is also kept
+            free.
         events: true to collect events, which the engine must take with :meth:`take_events`.
         one_copy: true to let a request wait while another request copies the same chunk to the
             device, so that one copy serves both; false if the engine already does this.

@@ -61,8 +61,7 @@ class Prefetcher:
     _promotions: Promotions
     _tiers: Sequence[ManagedTier]
     _requests: dict[str, RequestState]
-    # Leases loaded chunks; returns how many got a lease. If a chunk gets no lease, the prefetch
-    # ends.
+    # Leases loaded chunks; returns how many. The prefetch ends if a chunk gets no lease.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Receives a prefetch that has ended, and the reason if the prefetch was given up.
     _ended: Callable[[Prefetch, str], None]

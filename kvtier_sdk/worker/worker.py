@@ -33,7 +33,7 @@ class CopyResult:
     Attributes:
         job_id: the submitted id.
         operation: ``STORE`` or ``LOAD``.
-        success: true if the whole job was copied. After a failure the content of the destinations
+        success: true if the whole job was copied. After a failure, the content of the destinations
             is undefined.
         size_bytes: the whole job's size, even after a failure.
         duration_s: seconds from the first byte to the last, excluding the time in a queue.
@@ -146,8 +146,8 @@ class OffloadWorker:
                 argument, because a copy might otherwise read unfinished blocks; a CPU ignores it.
 
         Raises:
-            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
-                no byte was copied.
+            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing; no
+                byte was copied.
             KVTierError: the worker is shut down, or its host memory is read-only.
         """
         if not self._host.writable:

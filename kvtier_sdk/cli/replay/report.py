@@ -52,8 +52,7 @@ class ReplayReport:
         scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
             microseconds. A request's time is divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.
-        left_over: numbers of pinned slots, slots in flight, requests and jobs at the end; all
-            should be 0.
+        left_over: pinned slots, slots in flight, requests and jobs at the end; all should be 0.
         history: each request's hits and wait, which :meth:`as_json` omits.
         sessions: the hits by session, if the workload names sessions.
         recompute_s: the given time in which the engine computes a chunk, if any.

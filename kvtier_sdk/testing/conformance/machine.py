@@ -1,7 +1,6 @@
 """A state machine that compares a tier with a dictionary over random sequences of calls.
 
-A load may always miss, but must never return a wrong byte. Hypothesis generates the sequences, and
-shortens a failing one.
+A load may miss, but must never return a wrong byte. Hypothesis shortens failing sequences.
 """
 
 from __future__ import annotations

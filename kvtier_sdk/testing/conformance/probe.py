@@ -133,7 +133,7 @@ class Probe:
         """Make buffers for a load of the chunk ``key``; pass their ``transfer`` to the tier.
 
         Header and payload begin ``shift_bytes`` after the start of a page. Together they have the
-        length ``object_bytes``, by default full length. ``replace`` is true for a store that must
+        length ``object_bytes``, by default full length. ``replace`` is for a store that must
         replace the chunk.
         """
         context = self.tier.context
