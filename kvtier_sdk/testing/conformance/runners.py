@@ -1,4 +1,4 @@
-"""Checks that use a tier as an engine does: through a runner, with the slots of a pool."""
+"""Checks that use a tier like an engine, through a runner and with a pool's slots."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _end_of(tier: BlockingTier, job: Job | None) -> list[Verdict]:
 async def _store_chunks(
     subject: TierSubject, pool: HostPool, tier: BlockingTier
 ) -> list[OffloadKey]:
-    """Store new chunks; return their keys, or no keys if the tier has no room."""
+    """Store new chunks; return their keys, or an empty list if the tier lacks room."""
     keys = subject.new_keys(_CHUNKS)
     for slot, key in enumerate(keys):
         pool.view(slot)[:] = content_of(key, 0, subject.chunk_bytes)
