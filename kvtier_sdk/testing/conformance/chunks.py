@@ -9,9 +9,9 @@ from kvtier_sdk.testing.conformance.rules import DECLINED, Breach, CheckSkipped,
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
 
-_FOUND = "None once a later load will find the chunk."
+_FOUND = "None if later calls of load find the chunk."
 _ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
-_APART = "a chunk is found under its own key in its own namespace, and nowhere else."
+_APART = "a chunk is found only under its own key in its own namespace."
 #: The number of chunks to store at a time. It is small, because a tier may lack room for more.
 _AT_ONCE = 4
 _LENGTH = "Results have the order and the length of the batch."
@@ -26,7 +26,7 @@ async def check_what_is_stored_comes_back(subject: TierSubject) -> None:
             await probe.expect(key, 0)
 
 
-@check(says="One boolean per key, in the order of keys.")
+@check(says="One boolean per key, in the order of keys")
 async def check_lookup_tells_stored_from_absent(subject: TierSubject) -> None:
     """Lookup returns True for a stored chunk, and False for a chunk that was never stored."""
     async with subject.opened() as probe:
@@ -75,7 +75,7 @@ async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
         await probe.expect(key, 0, 1)
 
 
-@check(says="The last one stays if its transfer's replace is true.")
+@check(says="If the last transfer's replace is true, the tier keeps the last object.")
 async def check_a_store_replaces_on_demand(subject: TierSubject) -> None:
     """A store that demands a replacement overwrites the object under its key."""
     async with subject.opened() as probe:
@@ -94,7 +94,7 @@ async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
             raise Breach("a store modified the buffers that it was given")
 
 
-@check(says="how long a loaded object is, once it is in the buffers.")
+@check(says="Report the length of a loaded object, once the object is in the buffers.")
 async def check_objects_of_any_length(subject: TierSubject) -> None:
     """An object that is shorter than the buffers is loaded whole, with its own length."""
     if subject.tier_class.fixed_length:
@@ -163,7 +163,7 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
             raise CheckSkipped(DECLINED)
 
 
-@check(Hook.LOSE_PART, says="True if load_chunk would find it.")
+@check(Hook.LOSE_PART, says="Return true if load_chunk would find a chunk under key.")
 async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
     """A chunk that has lost a part is absent until it is stored again."""
     async with subject.opened() as probe:
@@ -180,7 +180,7 @@ async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
         await probe.expect(key, 1)
 
 
-@check(says="Its address and length are multiples of the tier's alignment.")
+@check(says="Its address and length fit the tier's alignment.")
 async def check_buffers_at_any_address(subject: TierSubject) -> None:
     """Buffers may lie at any address that the declared alignment allows."""
     alignment = subject.tier_class.alignment
@@ -325,7 +325,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
             )
 
 
-@check(says="a TierError says why that one chunk failed.")
+@check(says="a returned TierError means that this one chunk failed.")
 async def check_one_failure_fails_alone(subject: TierSubject) -> None:
     """A chunk that cannot be loaded does not affect the other chunks of its batch."""
     async with subject.opened() as probe:
@@ -357,7 +357,7 @@ async def check_big_batches(subject: TierSubject) -> None:
                 raise Breach(f"loading a batch of {len(keys)} chunks gave {describe(verdict)}")
 
 
-@check(Hook.WRITE_RAW, says="Only TierError and its subclasses are raised")
+@check(Hook.WRITE_RAW, says="Raise only TierError and its subclasses")
 async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
     """The tier raises only TierErrors, whatever the store contains."""
     async with subject.opened() as probe:

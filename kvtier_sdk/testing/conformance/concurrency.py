@@ -13,7 +13,7 @@ from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
-_LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
+_LENT = "Buffers belong to the SDK, which lends them until the coroutine ends."
 #: Delays before a call is cancelled, in iterations of the loop and in seconds. No delay is 0,
 #: because a task that is cancelled before it starts never calls the tier.
 _TURNS = (1, 2, 3, 4, 6, 9, 14)
@@ -25,7 +25,7 @@ _ROUNDS = 8
 _VERSIONS = range(1, 13)
 
 
-@check(says="the first or the last complete object stays.")
+@check(says="the tier keeps the first or the last complete object.")
 async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -> None:
     """Concurrent stores of one key leave one whole object."""
     async with AsyncExitStack() as stack:
@@ -72,7 +72,7 @@ async def _write(probe: Probe, key: OffloadKey) -> None:
         await probe.store([probe.full(key, version)])
 
 
-@check(says="let it through only once nothing touches the buffers.")
+@check(says="A cancelled coroutine must not end before all access to the buffers has ended.")
 async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
     """A cancelled call ends soon."""
     async with subject.opened() as probe:

@@ -74,7 +74,7 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
 
 @check(
     Hook.BAD_SETTINGS,
-    says="opening is not retried after either. An outage is retried until it ends.",
+    says="Neither is retried. During an outage, the SDK retries the opening.",
 )
 async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
     """An unusable setting makes open fail permanently, and close still works afterwards."""
@@ -96,7 +96,7 @@ async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
         raise Breach(f"open succeeded with a bad setting: {what}")
 
 
-@check(says="each works whether or not others close.")
+@check(says="Closing one does not affect the others.")
 async def check_instances_are_independent(subject: TierSubject) -> None:
     """An instance keeps working when another instance in the same place is closed."""
     async with subject.opened() as first, subject.opened() as second:
@@ -105,7 +105,7 @@ async def check_instances_are_independent(subject: TierSubject) -> None:
         await second.expect(await second.put_one(), 0)
 
 
-@check(Medium.STORAGE, says="None once a later load will find the chunk.")
+@check(Medium.STORAGE, says="None if later calls of load find the chunk.")
 async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
     """An instance finds the chunks that an earlier instance stored."""
     async with subject.opened() as probe:
@@ -145,7 +145,7 @@ async def _check_left(subject: TierSubject, found: _Found, what: str) -> None:
     await _check_gone(subject, found, before, what)
 
 
-@check(says="Buffers belong to the SDK, which lends them until the coroutine returns.")
+@check(says="Buffers belong to the SDK, which lends them until the coroutine ends.")
 async def check_no_buffer_is_kept(subject: TierSubject) -> None:
     """After a call has ended, with any outcome, no reference to its buffers remains."""
     async with subject.opened() as probe:

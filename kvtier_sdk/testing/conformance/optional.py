@@ -17,7 +17,7 @@ _MORE_THAN_FIT = 100
 _RESOLUTION_S = 1.5
 
 
-@check(Capability.DELETE, says="Delete chunks; missing ones are ignored.")
+@check(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
 async def check_delete_forgets(subject: TierSubject) -> None:
     """Delete removes the given chunks and no others, and ignores missing chunks."""
     async with subject.opened() as probe:
@@ -37,7 +37,7 @@ async def check_delete_forgets(subject: TierSubject) -> None:
             await probe.expect(first, 1)
 
 
-@check(Capability.TOUCH, says="Mark chunks as just used; unknown ones are ignored.")
+@check(Capability.TOUCH, says="Mark chunks as just used; ignore unknown chunks.")
 async def check_touch_changes_nothing(subject: TierSubject) -> None:
     """Touch changes no chunk, and ignores unknown keys."""
     async with subject.opened() as probe:
@@ -110,7 +110,7 @@ async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
             )
 
 
-@check(Hook.SMALL_TIER, says="tells the SDK that chunks are gone from the tier")
+@check(Hook.SMALL_TIER, says="reports to the SDK that chunks are gone from the tier.")
 async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
     """A chunk that a full tier reports as removed was stored before, and is no longer there."""
     small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
@@ -170,7 +170,7 @@ async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = Fals
 @check(
     Capability.NAMESPACES,
     Medium.STORAGE,
-    says="this tier's own, if it is there, and all others in the same place.",
+    says="Every namespace in the same place that has a chunk or a manifest, also the tier's own.",
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
     """Every namespace with a chunk is listed once, with the facts of its manifest."""

@@ -13,7 +13,7 @@ from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey
 
-_RETRYABLE = "true if the same call can succeed in a moment"
+_RETRYABLE = "true if the same call may soon succeed"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
 #: Larger than a socket's buffers, because only then can an outage interrupt a transfer.

@@ -20,7 +20,7 @@ _CHUNKS = 3
 _SLOTS = 2 * _CHUNKS
 _DEADLINES = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
 _Use = Callable[[TierSubject, HostPool, BlockingTier], Awaitable[None]]
-_BUILT = "A tier is built from its options alone, in this process or in one of its own."
+_BUILT = "A tier is built from its options alone, in the engine's process or in a separate one."
 
 
 @check(says=_BUILT)
@@ -39,7 +39,7 @@ async def check_it_runs_in_a_process(subject: TierSubject) -> None:
 
 @check(
     Medium.STORAGE,
-    says="On a medium other than Medium.CPU each instance finds the chunks of all instances.",
+    says="Except on Medium.CPU, each instance finds all chunks.",
 )
 async def check_processes_share_a_place(subject: TierSubject) -> None:
     """Two processes with a tier in one place find each other's chunks."""
