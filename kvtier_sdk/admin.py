@@ -25,7 +25,7 @@ from kvtier_sdk.processes import describe_process
 
 _MOST_REQUEST_BYTES = 64 * 1024
 _PROBE_S = 2.0
-#: The kernel's answer to SO_PEERCRED: the ids of process, user and group.
+#: ``struct ucred``, the value of SO_PEERCRED: the peer's process, user and group ids.
 _PEER = struct.Struct("3i")
 
 _log = logging.getLogger("kvtier.admin")
@@ -81,7 +81,7 @@ class AdminSocket(socketserver.UnixStreamServer):
         self._inode = os.lstat(self.path).st_ino
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a client that went away or sent nothing in time."""
+        """Ignore a client that disconnected or timed out."""
 
     def reply(self, line: bytes, caller: str) -> bytes:
         answer: Mapping[str, Any]
@@ -103,7 +103,7 @@ class AdminSocket(socketserver.UnixStreamServer):
 
 
 class _Client(socketserver.StreamRequestHandler):
-    # Clients are served one by one, so a silent client delays the others.
+    # The server handles one client at a time, so a silent client would block the others.
     timeout = 2.0
     server: AdminSocket
 
@@ -117,12 +117,12 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """If ``path`` is this user's default directory, make it, and check that it is private."""
+    """Make ``path`` and check that it is private, if it is this user's default directory."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
-            # Another user may have made the directory, or a link in its place.
+            # Check the directory, because another user may have made it, or a link in its place.
             found = path.lstat()
         if not found or (found.st_uid, found.st_mode) != (os.geteuid(), stat.S_IFDIR | 0o700):
             raise ConfigError(
@@ -132,7 +132,7 @@ def make_directory(path: Path) -> None:
 
 
 def server_of(path: Path) -> int | None:
-    """Return the id of the process that serves a socket; ``None`` if no process serves it."""
+    """Return the id of the process that serves a socket, or ``None`` if the socket is unused."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_S)
         try:
@@ -143,7 +143,7 @@ def server_of(path: Path) -> int | None:
 
 
 def _peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the ids of the process and of the user at the other end."""
+    """Return the process id and the user id of the client."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, uid, _ = _PEER.unpack(peer)
     return pid, uid

@@ -18,18 +18,18 @@ from kvtier_sdk.events import Announce, ChunkNote, OffloadingEvent, parents_firs
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
-#: The thread looks for events this often.
+#: Interval at which the thread checks for events.
 _TURN_MS = 50
 #: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: Limits on the sent batches that are kept for routers that have lost some.
+#: Limits on the sent batches, which are kept for routers that lose some of them.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
-#: The most new batches, and the most batches of an answer, that are queued for a slow router.
+#: The maximum number of batches queued for a slow router: new ones, and an answer's.
 _MOST_UNREAD = 1000
 _MOST_UNREAD_ANSWERS = 16
-#: An answer is given up if the router reads none of its batches for this long.
+#: An answer is abandoned if the router reads no batch for this long.
 _PATIENCE_MS = 5000
 #: The sequence number that marks the end of an answer to a router.
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -42,10 +42,10 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The announced chunks; turns the tiers' events into the events that routers receive.
+    """The announced chunks, and a converter of the tiers' events to the events that routers get.
 
     A block is announced with its first copy on a medium and locality, and withdrawn with the last.
-    So the events suit routers that count copies, and routers that do not.
+    So the events work for routers that count copies and for routers that do not.
     """
 
     def __init__(self, *, tokens: bool) -> None:
@@ -78,7 +78,7 @@ class AnnouncedChunks:
                     yield from self._announce(name, key, note, event.session)
 
     def snapshot(self) -> Iterator[_Event]:
-        """Yield the events after which a router knows all announced chunks and no others."""
+        """Yield events that replace a router's knowledge with all announced chunks."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
         try:
@@ -94,7 +94,7 @@ class AnnouncedChunks:
     ) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
         hashes = blocks.block_hashes
-        # Chunks share leading blocks only, because a block's hash covers all blocks before it.
+        # Only leading blocks can be known, because a block's hash covers all blocks before it.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
         for block in hashes:
             copies[block] = copies.get(block, 0) + 1
@@ -139,8 +139,8 @@ class EventOptions(StrictModel):
     Attributes:
         events_endpoint: address at which request routers receive announcements of chunks, such as
             ``tcp://*:5557``; no announcements if absent.
-        events_replay_endpoint: address at which routers request lost events, or all chunks, such
-            as ``tcp://*:5558``.
+        events_replay_endpoint: address at which routers request lost events, or all chunks, such as
+            ``tcp://*:5558``.
         events_topic: topic of the events.
     """
 
@@ -225,8 +225,8 @@ class EventPublisher:
         import zmq
 
         socket = self._context.socket(kind)
-        # A slow router loses new batches, and asks for them later. While it reads the answer, this
-        # thread waits for it, because the queue is too short to hold the whole answer.
+        # A slow router loses new batches, and requests them later. The short queue for answers
+        # makes this thread wait until the router reads.
         socket.set_hwm(_MOST_UNREAD)
         if kind == zmq.ROUTER:
             socket.set_hwm(_MOST_UNREAD_ANSWERS)
@@ -303,7 +303,7 @@ class EventPublisher:
             _log.debug("a router does not read its answer: %s", error)
 
     def _snapshot(self) -> Iterator[tuple[int, bytes]]:
-        """Yield a snapshot as batches that end with the last sent number; the last may be empty."""
+        """Yield a snapshot as numbered batches. The last batch has the last sent number."""
         events = self._chunks.snapshot()
         most = 1 + len(self._chunks) // _BATCH_EVENTS
         for number in range(self._next - most, self._next):

@@ -16,11 +16,12 @@ class OffloadingEvent:
     """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
 
     Attributes:
-        keys: the keys of the chunks; empty for all of the tier's chunks (only in routers' events).
+        keys: the chunks' keys. In events for routers, no keys stand for all of the tier's chunks.
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
         locality: the machine that holds the chunks: the engine's or another.
-        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for none; empty if none is known.
+        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for none; empty if all chunks
+            lack notes.
         session: the session of the request that stored the chunks, if the request named one.
     """
 
@@ -38,7 +39,7 @@ Announce: TypeAlias = Callable[[OffloadingEvent], None]
 
 
 class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The facts about a chunk's blocks that a router needs to find a prompt's prefix.
+    """The facts about a chunk's blocks by which a router matches a prompt's prefix.
 
     Attributes:
         block_hashes: the last 64 bits of the hash of each block of the chunk, in order.
@@ -76,7 +77,7 @@ def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
 
 def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
     """Yield the chunks, each after its parent if ``notes`` has the parent's note."""
-    # The last blocks of the chunks not yet yielded, and the chunks that wait for each block.
+    # The last block of each chunk not yet yielded, and the chunks that wait for each such block.
     to_come = {_ends(key, note)[1] for key, note in notes.items() if note} - {None}
     waiting: dict[int | None, list[OffloadKey]] = {}
     for first in notes:
@@ -95,7 +96,7 @@ def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
 
 
 def _ends(key: OffloadKey, note: bytes) -> list[int | None]:
-    """Return the block before a chunk and the chunk's last block, each with the group's index."""
+    """Return the block before a chunk and the chunk's last block, both tagged with the group."""
     read = read_note(key, note)
     blocks = [read.parent_hash, read.block_hashes[-1] if read.block_hashes else None]
     group = split_offload_key(key)[1]
@@ -113,9 +114,9 @@ def announce_blocks(
     Args:
         announce: receives the events of the blocks.
         block_of: returns, for a chunk's key, the engine's 64-bit hash of the chunk's block, the
-            KV-cache group, and the number of chunks in the block; ``None`` to announce nothing.
+            KV-cache group, and the number of chunks in the block; ``None`` to skip the chunk.
     """
-    # For each block that the tier has in part, the number of missing chunks.
+    # For each incomplete block, the number of chunks that the tier lacks.
     missing: dict[OffloadKey, int] = {}
 
     def announce_changes(event: OffloadingEvent) -> None:
@@ -131,7 +132,7 @@ def announce_blocks(
             name = make_offload_key((block % 2**64).to_bytes(8, "big"), group)
             left = missing.pop(name, 0 if event.removed else chunks)
             left += 1 if event.removed else -1
-            # The last missing chunk has come, or the first one has gone.
+            # The block has just become complete, or has just lost its first chunk.
             if left == event.removed:
                 told[name] = ChunkNote([block], None, [], 0).encode()
             if 0 < left < chunks:
@@ -143,7 +144,7 @@ def announce_blocks(
 
 
 class EventLog:
-    """A tier's events since the last call of :meth:`take`; routers get each event at once."""
+    """A tier's events since the last call of :meth:`take`. Routers get events immediately."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class EventLog:
             self._announce(event)
 
     def describe(self, key: OffloadKey, note: bytes) -> None:
-        """Announce to routers the note that a stored chunk's event lacked."""
+        """Announce a stored chunk to routers again, now with its note."""
         if self._announce is not None:
             self._announce(OffloadingEvent([key], *self._of, False, [note]))
 

@@ -13,11 +13,11 @@ DEFAULT_PRIORITY: Final = 35
 class Verb(Enum):
     """The action that a hint asks for."""
 
-    #: Keep chunks in the pool for a time, which each use renews.
+    #: Keep chunks in the pool for a limited time, which starts again with each use.
     PIN = "pin"
     #: Evict chunks after all others, the lowest priority first, until a given time.
     RETAIN = "retain"
-    #: The next turn of the conversation comes after this time.
+    #: The next turn of the conversation is expected this long after the answer.
     RESUME_IN = "resume_in"
     #: Load a session's chunks from the tiers into the pool before its next turn.
     PREFETCH = "prefetch"
@@ -33,12 +33,12 @@ class Outcome(Enum):
     """The outcome of a hint."""
 
     ACCEPTED = "accepted"
-    #: Accepted for fewer chunks, or for a shorter time, than the caller asked for.
+    #: The hint was accepted for fewer chunks or for a shorter time than the caller requested.
     CLIPPED = "clipped"
-    #: To be carried out later; another receipt follows.
+    #: The hint will be carried out later; another receipt follows.
     DEFERRED = "deferred"
     REFUSED = "refused"
-    #: Given up before it was carried out, for example because its time passed.
+    #: The hint was dropped before it was carried out, for example because its time had passed.
     EXPIRED = "expired"
 
 
@@ -48,13 +48,13 @@ class Hint:
 
     Attributes:
         verb: the action.
-        duration_s: for a pin or a retained range, its duration in seconds.
-        tokens: for a pin or a retained range, the indexes of its first token and of the token after
-            its last; ``None`` for the whole prompt and answer.
-        priority: for a retained range, 0 to 100; ``None`` for the request's priority.
-        session: for a prefetch, the session whose chunks are loaded at once; ``None`` to load the
-            request's own session before its next turn.
-        mistake: the reason why the hint cannot be read; empty for a readable hint.
+        duration_s: seconds that a pin or a retained range lasts.
+        tokens: the tokens of a pin or a retained range, from the first index up to but not
+            including the second; ``None`` for the whole prompt and answer.
+        priority: a retained range's priority, 0 to 100; ``None`` for the request's priority.
+        session: the session whose chunks a prefetch loads immediately. If it is ``None``, the
+            prefetch loads the request's own session, before its next turn.
+        mistake: the reason why the hint is unreadable; empty for a readable hint.
     """
 
     verb: Verb
@@ -76,8 +76,8 @@ class Receipt:
         verb: the action that the hint asked for.
         outcome: the hint's outcome.
         chunks: number of chunks that the hint covers.
-        duration_s: seconds that the hint lasts, or that remain before it is carried out, if any.
-        reason: the reason why the hint was not accepted in full; empty if it was.
+        duration_s: seconds that the hint lasts, or until it is carried out; ``None`` for neither.
+        reason: the reason why the hint was not accepted in full; empty for a fully accepted hint.
     """
 
     request_id: str

@@ -26,13 +26,13 @@ def describe_process(pid: int) -> str:
 
 
 def listener_of(host: str, port: int) -> str | None:
-    """Describe the process that listens on a port; ``None`` if this user cannot find it."""
+    """Describe the process that listens on a port; return ``None`` if it cannot be found."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:  # the host has no address, so it has no listener
         return None
     packed = socket.inet_pton(family, str(address[0]))
-    # The kernel writes an address as words of this machine's byte order.
+    # The kernel writes an address as words in this machine's byte order.
     ours = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)).upper()
     sockets = set()
     for table in ("tcp", "tcp6"):

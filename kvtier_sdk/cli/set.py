@@ -48,7 +48,7 @@ def set_command(
 ) -> None:
     """Change options of a running engine, until it restarts.
 
-    The engine's log and 'kvtier events' say who changed what.
+    The engine's log and 'kvtier events' record each change and its author.
     """
     changes: dict[str, str | None] = {}
     for text in settings or ():

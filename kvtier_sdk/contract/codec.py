@@ -44,18 +44,18 @@ class ChunkCodec(ABC):
     def seal(
         self, associated: bytes, payload: memoryview, sealed: memoryview, envelope: memoryview
     ) -> None:
-        """Seal ``payload``, which must not be modified, into ``sealed`` and ``envelope``.
+        """Encrypt ``payload`` into ``sealed``, and fill ``envelope``; do not modify ``payload``.
 
-        ``sealed`` is as long as the payload. :meth:`open` gets the same ``associated`` data.
+        ``sealed`` is as long as ``payload``. :meth:`open` receives the same ``associated`` data.
         """
 
     @abstractmethod
     def open(
         self, associated: bytes, envelope: memoryview, sealed: memoryview, payload: memoryview
     ) -> None:
-        """Open ``sealed`` into ``payload``; the tier has loaded ``sealed`` and ``envelope``.
+        """Decrypt and verify ``sealed`` into ``payload``, with the ``envelope`` from the tier.
 
         Raises:
             ChunkAuthError: ``sealed``, ``envelope`` and the ``associated`` data do not belong
-                together, or the codec lacks the secret key. ``payload`` may then hold anything.
+                together, or the codec lacks the secret key. ``payload`` is then undefined.
         """

@@ -11,13 +11,13 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class StoreMoment(Enum):
-    """The moment at which a tier is offered a chunk."""
+    """The moment at which the SDK offers a chunk to a tier."""
 
-    #: As soon as the device has written the chunk.
+    #: Immediately after the device has written the chunk.
     STORED = "stored"
     #: Each time the chunk is copied back to the device, until the tier has the chunk.
     HIT = "hit"
-    #: Before the chunk leaves the primary tier.
+    #: Just before the primary tier evicts the chunk.
     EVICTED = "evicted"
 
 
@@ -40,8 +40,8 @@ class StorePolicy(ABC):
                 return request.priority >= self._least
 
     Attributes:
-        moment: the moment at which the tier is offered a chunk.
-        filters: if False, :meth:`wants` is never called and the tier gets every offered chunk.
+        moment: the moment at which the SDK offers a chunk to the tier.
+        filters: false if the tier gets every offered chunk, without calls of :meth:`wants`.
 
     Args:
         argument: the text after the colon, as in ``after_hits:2``; ``None`` if there is no colon.
@@ -61,15 +61,15 @@ class StorePolicy(ABC):
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         """Return true if the tier should get the chunk ``key``, which ``request`` stored or uses.
 
-        ``hits`` counts the copies of the chunk back to the device while it was in the primary tier.
+        ``hits`` counts copies back to the device since the chunk entered the primary tier.
         """
 
 
 class EvictionPolicy(ABC):
     """A policy that chooses the chunks to evict from a full primary tier.
 
-    A policy does no I/O, reads no clock, and is used by one thread. The policy learns of a chunk
-    once the chunk is readable, not while it is written. This policy evicts the oldest chunk::
+    A policy does no I/O and reads no clock, and only one thread uses it. The policy learns of a
+    chunk once the chunk is readable, not while it is written. This policy evicts the oldest chunk::
 
         class Oldest(EvictionPolicy):
             def __init__(self):
@@ -96,7 +96,7 @@ class EvictionPolicy(ABC):
     now_s: float = 0.0
 
     def open(self, slots: int) -> None:
-        """Prepare for a primary tier of ``slots`` chunks. The SDK calls this method once, first."""
+        """Prepare for a primary tier of ``slots`` chunks. The SDK calls this once, first."""
         return
 
     @abstractmethod
@@ -111,7 +111,7 @@ class EvictionPolicy(ABC):
         """Record that ``request`` uses the known chunks ``keys``, in prefix order."""
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
-        """Record that ``request`` has ended. Its last chunks may become readable afterwards.
+        """Record that ``request`` has ended. Its last chunks may become readable later.
 
         ``stop`` is the reason why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
         """

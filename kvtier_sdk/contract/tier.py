@@ -1,4 +1,4 @@
-"""The interface of a tier, for whole batches or for one chunk at a time."""
+"""The interfaces of tiers that handle batches, and of tiers that handle single chunks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ReportRemoved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """Everything that the SDK gives a tier besides its options.
+    """The environment of a tier: everything that the SDK provides besides the options.
 
     ::
 
@@ -59,8 +59,8 @@ class TierContext:
         clock: the source of time, sleeping and tasks; a tier uses no other clock.
         logger: this tier's own logger.
         report_removed: reports to the SDK that chunks are gone from the tier. Any thread may call
-            it; it never blocks. Pass ``evicted=True`` only if a full tier removed the chunks to
-            make room, not if the chunks expired, were deleted or were found damaged.
+            this function, which never blocks. Pass ``evicted=True`` only if a full tier removed the
+            chunks to make room, not if the chunks expired, were deleted or were found damaged.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
             buffers. The regions stay valid from before ``open`` until ``close`` has returned, so a
             client library (RDMA, GPUDirect) needs to register them only once.
@@ -69,9 +69,9 @@ class TierContext:
             changes nothing by itself: ``open`` makes no namespace and evicts nothing, and
             ``lookup`` and ``load`` record no use and remove nothing. The SDK does not call
             ``store``. ``delete`` works as usual.
-        digest_bytes: number of bytes at the start of a payload that a digest covers, if the payload
-            is that long; 0 if the SDK wants no digest. Only a tier that computes digests itself
-            needs this number (:meth:`Transfer.seal`).
+        digest_bytes: maximum number of bytes, from the start of a payload, that a digest covers; 0
+            if the SDK needs no digest. Only a tier that computes digests itself needs this number
+            (:meth:`Transfer.seal`).
     """
 
     name: str
@@ -177,8 +177,8 @@ class SecondaryTierManager(ABC):
         alignment: alignment of each buffer's address and length: a power of two, up to 4,096 bytes.
         needs_process: true for a tier that must run in a separate process, for example because
             its client can crash, or holds the interpreter lock for long.
-        max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
-            ``delete``; the SDK splits longer batches. ``None`` for no limit.
+        max_batch_keys: the maximum number of keys in a call of ``lookup``, ``load``, ``store``,
+            ``touch`` or ``delete``; ``None`` for no limit. The SDK splits longer batches.
         fixed_length: true for a tier whose objects must all be ``context.object_bytes`` long. The
             tier gets no compressed chunks, and need not call :meth:`Transfer.received`.
         runner_defaults: the tier's own defaults for the options that every tier has, written as in
@@ -200,7 +200,7 @@ class SecondaryTierManager(ABC):
     runner_defaults: ClassVar[Mapping[str, Any]] = {}
     contract_version: ClassVar[int]
 
-    # A tier's class annotates 'config' with its own model for type checkers.
+    # Subclasses annotate ``config`` with their own model.
     config: Any
     context: TierContext
 
@@ -210,7 +210,7 @@ class SecondaryTierManager(ABC):
         self.context = context
 
     async def open(self) -> None:
-        """Connect, and check every setting that can be checked.
+        """Connect to the store, and check every setting that can be checked.
 
         The SDK calls this once per instance, and cancels the call after ``open_deadline``. If the
         store cannot be reached, the SDK closes the instance, and may open a new instance.
@@ -226,10 +226,10 @@ class SecondaryTierManager(ABC):
         """Return which chunks are stored, for the ``request`` that needs them.
 
         Returns:
-            One boolean per key, in the order of ``keys``; 0, 1 and ``numpy.bool_`` count as well.
+            One boolean per key, in the order of ``keys``; 0, 1 and ``numpy.bool_`` are also valid.
 
         Raises:
-            TierError: the tier cannot tell.
+            TierError: the lookup failed.
         """
 
     @abstractmethod
@@ -241,7 +241,8 @@ class SecondaryTierManager(ABC):
                 stay, unless ``transfer.replace`` is true.
 
         Returns:
-            One verdict per transfer, in order: ``None`` once a later :meth:`load` finds the chunk.
+            One verdict per transfer, in order: ``None`` if later calls of :meth:`load` find the
+            chunk.
 
         Raises:
             TierError: the whole batch failed for one reason.
@@ -253,8 +254,8 @@ class SecondaryTierManager(ABC):
 
         A missing object is a :class:`ChunkNotFoundError`. An object that does not fit into the
         buffers is a :class:`CorruptChunkError`; :meth:`Transfer.received` raises it. An object that
-        cannot be read, while others can, is a :class:`ChunkError`. A failed load may leave anything
-        in the buffers.
+        cannot be read, while others can, is a :class:`ChunkError`. After a failed load, the content
+        of the buffers is undefined.
 
         Returns:
             One verdict per transfer, in the order of ``batch``.
@@ -281,7 +282,7 @@ class SecondaryTierManager(ABC):
         """Mark chunks as just used; ignore unknown chunks. (:attr:`Capability.TOUCH`)
 
         Args:
-            keys: chunks that were used in the primary tier. Treat the last as the most recent.
+            keys: chunks that were used in the primary tier, most recent last.
         """
         raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 
@@ -298,7 +299,7 @@ class SecondaryTierManager(ABC):
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
         The SDK calls this method every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if
-        the tier is full. So keep a count or ask the store for a sum; do not list the chunks.
+        the tier is full. So keep a count, or query a sum from the store; do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
@@ -308,12 +309,12 @@ class SecondaryTierManager(ABC):
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
         """Iterate over the namespaces in the tier. (:attr:`Capability.NAMESPACES`)
 
-        Only tools call this method, on a tier opened with ``context.maintenance``. A tier with
-        this capability obeys the rules of that attribute.
+        Only tools call this method, on a tier opened with ``context.maintenance``. A tier with this
+        capability obeys the rules of ``maintenance``.
 
         Returns:
-            Each namespace in the same place that has a chunk or a manifest, once and in any order,
-            this tier's own included. The iteration raises the same errors as :meth:`scan`.
+            Every namespace in the same place that has a chunk or a manifest, also the tier's own.
+            Each appears once, in any order. The iteration raises the same errors as :meth:`scan`.
         """
         raise TierContractError(
             "capability NAMESPACES is declared but namespaces() is not implemented"
@@ -327,7 +328,7 @@ class ChunkTierManager(SecondaryTierManager):
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: the most chunks of a batch to handle at once. Set it per class or per instance.
+        fan_out: maximum number of chunks to handle at once. Set it per class or per instance.
     """
 
     fan_out: int = 8
@@ -337,7 +338,7 @@ class ChunkTierManager(SecondaryTierManager):
         """Return true if :meth:`load_chunk` would find a chunk under ``key``.
 
         Raises:
-            TierError: the tier cannot tell.
+            TierError: the check failed.
         """
 
     @abstractmethod
@@ -356,7 +357,7 @@ class ChunkTierManager(SecondaryTierManager):
             ChunkNotFoundError: there is no such object.
             CorruptChunkError: the object does not fit; :meth:`Transfer.received` raises it.
             ChunkError: only this object cannot be read.
-            TierError: the object could not be read for another reason.
+            TierError: the object cannot be read for another reason.
         """
 
     async def delete_chunk(self, key: OffloadKey) -> None:

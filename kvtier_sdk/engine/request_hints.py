@@ -1,4 +1,4 @@
-"""Reads the hints that a client sends along with a request."""
+"""Reads the hints that a client sends with a request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
-#: A limit is needed because advice on mistakes takes time of the engine's thread.
+#: The maximum number of hints, because advice on mistakes takes time on the engine's thread.
 _MOST_HINTS = 16
 #: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")
-#: Advice by field, in place of pydantic's messages that name our types. "" is the whole table.
+#: Advice for each field, because pydantic's messages name internal types. "" is the whole table.
 _TO_WRITE = {
     "": 'write a table such as {"session": "chat 7", "pin": "5m"}',
     "tokens": "write two numbers such as [0, 4096]",
@@ -46,7 +46,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 _Priority = Annotated[Count, Field(ge=0, le=100)]
 
 
-# Not a StrictModel, because that reads files and environment variables that a client names.
+# Do not use StrictModel, which would read files and environment variables that a client names.
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class _Hints(_Model):
     def as_hints(self) -> tuple[Hint, ...]:
         hints = [
             Hint(verb, lease.duration_s, lease.tokens, lease.priority)
-            # Pins come last, because a newer lease of a chunk replaces an older lease.
+            # Add pins last, because a newer lease of a chunk replaces an older one.
             for verb, leases in ((Verb.RETAIN, self.retain), (Verb.PIN, self.pin))
             for lease in leases
         ]
@@ -103,9 +103,9 @@ def read_request(
     params: Mapping[str, Any] | None,
     actions: Iterable[tuple[str, Mapping[str, Any]]] = (),
 ) -> RequestContext:
-    """Make a request's context from its client's parameters, none of which raises an error.
+    """Make a request's context from its client's parameters. No parameter causes an error.
 
-    If a hint cannot be read, no hint is carried out, and the manager's receipt gives the reason.
+    If a hint cannot be read, all hints are ignored, and the manager's receipt has the reason.
 
     >>> read_request("r1", {"kvtier": {"session": "chat 7", "pin": "5m"}}).session
     'chat 7'
@@ -157,7 +157,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _in_words(error: ValidationError) -> str:
-    # pydantic reports an error for each type of a union, as in 'prefetch', so drop repetitions.
+    # Drop repetitions, because pydantic reports an error for each type of a union (``prefetch``).
     parts: dict[str, None] = {}
     for detail in error.errors(include_url=False, include_input=False):
         names = [str(part)[:_LONGEST_NAME] for part in detail["loc"]]

@@ -1,1 +1,1 @@
-"""What an engine offers its operator: a start log, and services such as the admin socket."""
+"""An engine's services for its operator: a start log, a history, the admin socket."""

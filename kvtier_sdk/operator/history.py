@@ -24,7 +24,7 @@ from kvtier_sdk.tiering.savings import Savings
 _FILE_BYTES = 4 * 2**20
 _MOST_WAITING = 2**10
 _WRITE_S = 1.0
-#: How many writes pass between two sums of lost chunks, and between two notes of the speed.
+#: The number of writes between two sums of lost chunks, and between two records of the speed.
 _SUM, _SPEED = 60, 3600
 #: The last day of the year 9999, because Python has no later dates.
 _END_S = 253_402_214_400
@@ -34,16 +34,16 @@ _log = logging.getLogger("kvtier.history")
 
 
 def history_beside(socket: Path) -> Path:
-    # Engines whose sockets are in one directory share one history.
+    # Engines with sockets in one directory share a history.
     name = re.sub(r"^kvtier-\d+$", "kvtier", socket.stem) + ".events.jsonl"
     return socket / "kvtier.events.jsonl" if socket.is_dir() else socket.with_name(name)
 
 
 def read_events(path: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
-    """Yield the events since a wall-clock time, the oldest first."""
+    """Yield the events since a wall-clock time, oldest first."""
     for file in (path.with_name(f"{path.name}.1"), path):
         for line in file.read_bytes().splitlines() if file == path or file.exists() else ():
-            # Skip incomplete lines, which a full disk leaves.
+            # Skip incomplete lines, which a full disk may leave behind.
             with suppress(ValueError, LookupError, TypeError):
                 event = json.loads(line)
                 if max(0.0, since_s) <= event["time"] < _END_S and isinstance(event["text"], str):
@@ -51,7 +51,7 @@ def read_events(path: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
 
 
 class EventHistory(logging.Handler):
-    """A log handler that writes kvtier's warnings, and each minute the lost chunks, to a file."""
+    """A log handler that writes to a file: kvtier's warnings, and once a minute the lost chunks."""
 
     def __init__(self, socket: Path, chunk_bytes: int, clock: Clock) -> None:
         super().__init__(logging.WARNING)
@@ -79,7 +79,7 @@ class EventHistory(logging.Handler):
         logging.getLogger("kvtier").addHandler(self)
 
     def attend(self, manager: TieringManager) -> None:
-        """Follow ``manager`` from now on, and give it the last known speed of its model."""
+        """Follow ``manager``, and give it the last known speed of its model."""
         manager.savings.rate.chunk_s = self._speeds.get(manager.savings.model)
         self._seen, self._manager = Counter(), manager
         tiers = ", ".join(stats.name for stats in manager.stats)
@@ -93,7 +93,7 @@ class EventHistory(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._add(self.format(record), level=record.levelname)
-        # Python prints warnings only if there is no handler. So print them if there is no other.
+        # Python prints warnings only if there is no handler, so print them if this is the only one.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]
         if logging.lastResort and all(isinstance(one, EventHistory) for one in handlers):
             logging.lastResort.handle(record)
@@ -119,7 +119,7 @@ class EventHistory(logging.Handler):
             what = _LOST.fullmatch(metric.name)
             if what is not None and isinstance(value, int):
                 lost[" ".join((labels[0], what[1], *labels[1:]))] = value
-        # A new manager counts from 0, so drop negative differences, as the subtraction does.
+        # A new manager counts from 0. Counter subtraction drops the resulting negative differences.
         gained, self._seen = lost - self._seen, lost
         if gained:
             text = ", ".join(f"{what} {chunks:,}" for what, chunks in gained.items())
@@ -137,7 +137,7 @@ class EventHistory(logging.Handler):
         lines = "".join(f"{json.dumps(event)}\n" for event in waiting).encode()
         try:
             if lines:
-                # A failed write may have left part of a line, so begin a new line.
+                # Begin a new line, because a failed write may have left part of a line.
                 self._append(b"\n" * self._is_failing + lines)
                 self._is_failing = False
         except OSError as error:

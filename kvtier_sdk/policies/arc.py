@@ -1,4 +1,4 @@
-"""The eviction policy ARC, which learns from evictions how to weigh recency and frequency.
+"""The eviction policy ARC, which learns from evicted chunks how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -25,9 +25,9 @@ class ARCPolicy(EvictionPolicy):
     If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key, the
     target shrinks.
 
-    If T1 is exactly as long as its target, the paper's choice depends on the new chunk. Here the
-    new chunk is not known yet, so the victim comes from T2. A promoted chunk is inserted and then
-    used, so it moves to T2: the store that brought the chunk into its tier was its first use.
+    If T1 is exactly as long as its target, the paper's choice depends on the new chunk. This policy
+    does not know the new chunk yet, so it evicts from T2. A promoted chunk is inserted and then
+    used, so it moves to T2. Its first use was the store into the tier that now loads it.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # This list has no more victims, so take all further victims from the other list.
+                # This list has no more victims, so take the remaining ones from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -81,7 +81,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _insert(self, key: OffloadKey) -> None:
-        # A key in the shorter of the lists B1 and B2 moves the target further.
+        # A hit in the shorter of B1 and B2 moves the target further.
         once, again = len(self._once_ghosts), len(self._again_ghosts)
         if key in self._once_ghosts:
             self._target = min(float(self._slots), self._target + max(1.0, again / once))

@@ -24,13 +24,13 @@ _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)  # the fewest uses in each class; more tha
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 _GHOSTS = 6  # the most evicted chunks to remember, per slot
-# Each bucket begins with this many assumed returns. They are few, so that chunks older than any
-# chunk that has returned are evicted first.
+# Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
+# at which no chunk has ever returned are evicted first.
 _ASSUMED = 0.1
-# A turn's pace is log4 of the wait before it, in seconds, and at most _SLOWEST (17 minutes).
+# A turn's pace is log4 of the seconds before it, at most _SLOWEST (17 minutes).
 _UNKNOWN, _SLOWEST = -1, 5
-# A pace's rates are averaged with the rates of all paces, which weigh as much as this many turns.
-# So a pace that predicts nothing costs few hits.
+# The rates over all paces count as much as this many turns in the rates of each pace. So a pace
+# without predictive value costs few hits.
 _TRUST = 15
 # A group moves to the next bucket late, but by at most this fraction of the bucket's width.
 _LATE = 1 / 8
@@ -41,7 +41,7 @@ _MEMORY = 0.99
 # An eviction order is used for this long, or until this fraction of the slots has been evicted.
 _ORDER_S = 1.0
 _ORDERED = 1 / 64
-# Labels of chunks whose conversation went on without them, and of conversations that have ended.
+# The label of chunks left behind by their conversation, and the label of ended conversations.
 _REST, _ENDED = "left behind", "ended"
 _MOST_BEHIND = 16  # for each group, the most groups to remember that need its chunks
 
@@ -50,31 +50,32 @@ class ReturnsPolicy(EvictionPolicy):
     """A policy that evicts the chunks with the lowest expected rate of reuse.
 
     The chunks whose last user was the same request form a turn. A later request, usually the next
-    turn of the conversation, reuses either most of these chunks or none. The policy learns how
-    often turns of each age are reused. A chunk is worth the highest rate that any further wait
-    promises: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices", 1979.
+    turn of the conversation, reuses either most of these chunks or no chunk. The policy learns how
+    often turns of each age are reused. A chunk's worth is its highest expected rate of reuse over
+    any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
+    1979.
 
-    Each ``stop`` has separate rates. Within a ``stop``, the rates also depend on the wait before
-    the turn, because a conversation that came back quickly tends to do so again, and on the number
-    of a chunk's uses, because in some workloads this number matters more than the age.
+    Each ``stop`` has separate rates, which also depend on two more facts. One is the wait before
+    the turn, because a conversation that returned quickly tends to do so again. The other is the
+    number of a chunk's uses, because this number matters more than the age in some workloads.
 
     If a request names the time of the next turn (``resume_in_s``), the octave of this time replaces
     the ``stop``. So the policy learns how reliable the named times are.
 
-    The policy remembers six evicted chunks per slot. A slot costs 1 to 2 KB in all, plus the keys.
+    The policy remembers six evicted chunks per slot. It needs 1 to 2 KB per slot, plus the keys.
     """
 
     def __init__(self) -> None:
         self._slots = self._most_ghosts = 0
         self._finished = 0
-        # The group of each chunk in the pool, and of each evicted chunk that is remembered.
+        # The groups of the chunks in the pool, and of the remembered evicted chunks.
         self._groups: dict[OffloadKey, _Group] = {}
         self._ghosts: dict[OffloadKey, _Group] = {}
         self._evicted: deque[_Group] = deque()  # groups without chunks in the pool, oldest first
         self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)  # of the running requests
         self._kinds: dict[tuple[str, int, int], _Kind] = {}
-        # The groups that wait for a return, by bucket and by kind, oldest first. Groups without
-        # chunks in the pool are in ``_gone``, so that searches for victims skip them.
+        # The groups that wait for a return, by bucket and kind, oldest first. ``_gone`` has the
+        # groups without chunks in the pool, so that searches for victims skip them.
         self._waiting = _cells()
         self._gone = _cells()
         # The worth, kind and bucket of each cell of ``_waiting``, least worth first.
@@ -124,7 +125,7 @@ class ReturnsPolicy(EvictionPolicy):
         moved: list[tuple[_Group, _Group]] = []
         for now, run in before.items():
             if now.turn is turn:
-                # Loaded chunks arrive in any order, so learn the prefix order from their use.
+                # Chunks are loaded in any order, so take the prefix order from their use.
                 now.used += run
                 continue
             now.present -= len(run)
@@ -141,7 +142,7 @@ class ReturnsPolicy(EvictionPolicy):
                 old = now.turn
                 rest = [other for other in old.groups.values() if other.present]
             if rest or now.behind:
-                # The old turn's other chunks are useless without these chunks.
+                # The old turn's other chunks are useless without these chunks, so evict them first.
                 needing = [of for of in now.behind if of.present and of.turn is not turn]
                 group.behind += needing + rest
                 del group.behind[:-_MOST_BEHIND]
@@ -182,11 +183,11 @@ class ReturnsPolicy(EvictionPolicy):
                 rates.fade()
 
     def _end_turn(self, turn: _Turn, resume_in_s: float | None, label: str) -> None:
-        # Wait for the end of the turn, because chunks that a tier loads return in several parts.
+        # Judge returns only at the end of the turn, because a tier may load the chunks in parts.
         for group, returned in turn.returned.items():
             kind = group.kind
             if kind is not None and kind.label != _REST and returned > group.left > 0:
-                # The conversation went on without these chunks.
+                # Most of the group returned, so the conversation left these chunks behind.
                 self._begin_wait(group, _REST, kind.classes)
         turn.returned.clear()
         if resume_in_s == inf:
@@ -203,7 +204,7 @@ class ReturnsPolicy(EvictionPolicy):
                 waiting.append((group, classes))
         if waiting:
             turn.end = waiting[-1][0]
-        # Begin with the fewest uses, because the end of the prefix must be first in its cell.
+        # Begin with the least used group, because the end of the prefix must be first in its cell.
         for group, classes in reversed(waiting):
             group.share = 1 / chunks
             self._begin_wait(group, label, classes, turn.pace)
@@ -253,7 +254,7 @@ class ReturnsPolicy(EvictionPolicy):
         needed: list[_Group] = []
         found = 0
         for _, same in groupby(self._ranked, key=itemgetter(0)):
-            # These groups are worth the same, so evict the oldest turn, from the end of its prefix.
+            # These groups have the same worth, so begin with the oldest turn's end.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=attrgetter("since_s", "uses")):
                 if group.behind:
@@ -301,7 +302,7 @@ class ReturnsPolicy(EvictionPolicy):
         kind = group.kind
         group.left -= chunks
         if kind is None:
-            # The request that used the chunks last is still running, so no wait has begun.
+            # No wait has begun, because the request that used the chunks last still runs.
             return
         age = self.now_s - group.since_s
         kind.rates.note_return(group.bucket, age, group.share * chunks)
@@ -310,7 +311,7 @@ class ReturnsPolicy(EvictionPolicy):
             turn.pace = min(int(log2(age + 1) / 2), _SLOWEST)
 
     def _grow_older(self) -> None:
-        """Move groups to the buckets of their ages, and rank the cells again."""
+        """Move groups to the buckets for their ages, and rank the cells again."""
         self._grown_s = self.now_s
         for bucket, width in enumerate(_WIDTHS):
             if self.now_s - self._moved_s[bucket] >= width * _LATE:
@@ -333,7 +334,7 @@ class ReturnsPolicy(EvictionPolicy):
         for kind, cell in list(cells.items()):
             older: deque[_Group] | None = None
             share = 0.0
-            # The oldest group is first, so in most cells only one group is checked.
+            # The oldest group is first, so the loop usually checks only one group.
             while cell:
                 group = cell[0]
                 if group.kind is not kind or not group.left:
@@ -364,7 +365,7 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """The chunks whose last user was the same request."""
+    """The chunks that one request was the last to use."""
 
     def __init__(self) -> None:
         self.end: _Group | None = None  # the group with the end of the prefix
@@ -398,23 +399,23 @@ class _Group:
         self.bucket = 0  # of the group's age; the wait is noted up to the middle of the bucket
 
     def release_if_over(self) -> None:
-        """Drop the references of a group without chunks, unless its request is still running."""
+        """Drop the references of a group that has no chunks left, unless its request still runs."""
         if self.kind is not None and not self.left:
             self.keys, self.end, self.behind, self.turn = [], 0, [], _NO_TURN
 
     def close(self) -> None:
         if self.used:
-            # The used chunks come first in the prefix, even if the others were stored earlier.
+            # Used chunks precede newly stored ones in the prefix, even if they were noted later.
             self.keys = self.used + self.keys
             self.used = []
         if len(self.keys) > self.left:
-            # A chunk that has left and come back is listed twice.
+            # Remove duplicates: a chunk that left and came back is listed twice.
             self.keys = list(dict.fromkeys(self.keys))
         self.end = len(self.keys)
 
 
 class _Kind:
-    """A label, classes of uses and a pace. Groups of one kind have the same worth at each age."""
+    """A label, classes of uses, and a pace. At each age, groups of one kind have the same worth."""
 
     def __init__(self, label: str, classes: int, of_classes: list[_Rates]) -> None:
         self.label = label
@@ -425,12 +426,12 @@ class _Kind:
     def worth(self, bucket: int) -> float:
         if self.label == _ENDED:
             return 0.0
-        # A chunk is useless without the chunks before it, so it is worth no more than they are.
+        # A chunk is useless without the chunks before it, so its worth cannot exceed theirs.
         return min([rates.worths[bucket] for rates in self._of_classes])
 
 
 class _Rates:
-    """The returns and the time waited at each age; ``base`` counts turns of every pace."""
+    """The returns and the waiting time at each age. ``base`` counts the turns of all paces."""
 
     def __init__(self, base: _Rates | None = None) -> None:
         self._base = base
@@ -449,7 +450,7 @@ class _Rates:
             self._base.note(bucket, returned, waited)
 
     def note_return(self, bucket: int, age: float, share: float) -> None:
-        """Note a return, and its wait from the middle of ``bucket`` on."""
+        """Record a return, and the part of its wait that is not yet recorded."""
         noted = _WIDTHS[bucket] / 2
         while bucket < _LAST and age > _ENDS[bucket]:
             self.note(bucket, 0.0, share * (_WIDTHS[bucket] - noted))
@@ -463,7 +464,7 @@ class _Rates:
         self._waited = [waited * _MEMORY for waited in self._waited]
 
     def renew(self) -> None:
-        """Recompute the worths if enough new events are noted."""
+        """Recompute the worths if there are enough new events."""
         if self.worths and self._news <= self._events * _NEWS:
             return
         self._events += self._news
@@ -475,7 +476,7 @@ class _Rates:
             returns, waited = self._returns[bucket], self._waited[bucket]
             if self._base is None:
                 rate = (returns + assumed) / (waited + width)
-                # A rate seldom drops to nothing at the next age, so carry half of it over.
+                # A rate seldom drops to 0 from one age to the next, so carry half of it over.
                 assumed = (_ASSUMED + rate * width) / 2
             else:
                 known = _TRUST * width
@@ -483,7 +484,7 @@ class _Rates:
             self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
-        # From each bucket on, the best wait ends where a stretch with a lower rate begins.
+        # From each bucket, the best wait ends where a stretch with a lower rate begins.
         stretches: list[tuple[float, float, float]] = []
         self.worths = []
         for returned, waited, stays in reversed(waits):

@@ -1,4 +1,4 @@
-"""The SDK's store policies, which choose the chunks that a tier gets, and when."""
+"""The SDK's store policies, which choose the chunks for a tier, and the moment to store them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Through(StorePolicy):
 
 
 class OnEvict(Through):
-    """A policy that stores every chunk just before the primary tier evicts it (spill)."""
+    """A policy that stores every chunk just before its eviction from the primary tier (spill)."""
 
     moment = StoreMoment.EVICTED
 

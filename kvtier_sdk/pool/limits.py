@@ -83,13 +83,13 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container, ``top`` belongs to the container's own group, but ``path`` may be the
-        # host's path, or begin with "/..". So some of these directories may not exist.
+        # In a container, ``top`` is the container's own group, but ``path`` may be a path of the
+        # host or begin with "/..". So some of these directories may not exist.
         group = top / path.lstrip("/.")
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):
                 break
-            # Skip the limit "max", which means no limit, and files that cannot be read.
+            # Skip unreadable files and the value "max", which means that there is no limit.
             with contextlib.suppress(OSError, ValueError):
                 limit_bytes = int((directory / limit).read_text())
                 yield directory, limit_bytes, int((directory / used).read_text())

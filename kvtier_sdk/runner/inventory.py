@@ -17,13 +17,13 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
-#: The most keys in one event, and the pause after each event of a scan. The pauses let the tier's
-#: calls and the engine run during a scan of many chunks.
+#: The maximum number of keys in an event, and the pause after each event of a scan. The pauses let
+#: the tier's calls and the engine run during a long scan.
 _EVENT_KEYS = 256
 _PAUSE_S = 0.01
-#: A scan gives way to the loop's other tasks after this many entries.
+#: A scan yields to the loop's other tasks after this many entries.
 _TURN_ENTRIES = 256
-#: Time limit for the last notes when a tier is closed.
+#: Time limit for writing the last notes when a tier is closed.
 _LAST_NOTES_S = 2.0
 #: The pause after a scan, in multiples of its duration. So scans take at most 10 % of the time.
 _REST = 9
@@ -33,9 +33,9 @@ _REST = 9
 class Inventory:
     """The list of a tier's chunks, updated by the tier's own jobs and corrected by repeated scans.
 
-    The list stays empty while nobody listens to the events. A loop's first event withdraws
-    everything that an earlier loop announced. A scan finds the changes that other processes made in
-    the store. Any thread may call :meth:`removed`.
+    The list stays empty unless an engine or a router receives the events. A loop's first event
+    withdraws all chunks that an earlier loop announced. A scan finds the changes that other
+    processes made in the store. Any thread may call :meth:`removed`.
     """
 
     _call: TierCaller
@@ -45,10 +45,10 @@ class Inventory:
     _may_scan: Callable[[], bool]
     _log: TierLog
     _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
-    # For each chunk, the number of the last scan that found it or that began before its store.
+    # Maps each chunk to the number of the last scan that found it or that began before its store.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
-    # For each running store or scan, the chunks removed since it began.
+    # The chunks removed during each running store or scan.
     _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)
     _bare: set[OffloadKey] = field(default_factory=set)  # known chunks whose notes are missing
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -94,7 +94,6 @@ class Inventory:
             self._events.add(known, removed=True)
 
     def emptied(self) -> None:
-        """Remove all chunks, after a purge."""
         for part in _parts(list(self._known)):
             self.removed(part)
 

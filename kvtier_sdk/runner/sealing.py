@@ -44,7 +44,7 @@ class ChunkSealer:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> list[TierError | None]:
-        """Load or store chunks. The slot of a chunk that cannot be opened has undefined content."""
+        """Load or store chunks. If a chunk cannot be opened, its slot's content is undefined."""
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [

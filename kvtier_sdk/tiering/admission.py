@@ -21,7 +21,7 @@ _MIN_PERIOD = 64
 _MOST_SEEN = 2**17  # hashes in each generation of seen keys, to bound the memory for a large tier
 # The second model must lead by more than this many standard deviations of a random lead.
 _DEVIATIONS = 2
-# After this many hits in only one model, older hits count half, so that recent hits decide.
+# After this many hits that only one model had, earlier hits count half, so recent hits decide.
 _MUCH_EVIDENCE = 64
 # A full tier has room again once its free bytes exceed its used bytes divided by this number.
 _ROOM_SHARE = 16
@@ -39,8 +39,8 @@ class Admission:
 
     An eviction shows that the tier is full. The tier counts as full until it removes a chunk for
     another reason, or until it clearly has room. Room means free bytes within its capacity, or free
-    bytes on its disk if the tier evicted before it reached its capacity. A tier that reports no
-    evictions or no usage gets every chunk, as does a tier without ``options``.
+    bytes on its disk if the tier evicted before it reached its capacity. A tier without
+    ``options``, or one that reports no evictions or no usage, gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:
@@ -53,8 +53,8 @@ class Admission:
         # The tier's used bytes and its disk's free bytes when the tier was last known to be full.
         self._full: tuple[int | None, int | None] | None = None
         self._forget()
-        # Hashes of recently seen keys, in two generations. The older generation is dropped as a
-        # whole, so that the chunks of a prefix are forgotten together.
+        # Hashes of recently seen keys, in two generations. The older one is dropped as a whole, so
+        # the chunks of a prefix are forgotten together.
         self._seen: set[int] = set()
         self._seen_earlier: set[int] = set()
 
@@ -67,7 +67,7 @@ class Admission:
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Return the slots whose chunks the tier gets; count the others as not admitted."""
+        """Return the slots whose chunks the tier should get; count the others as not admitted."""
         if not self._capacity:
             return slots
         self._decide()
@@ -103,7 +103,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # The models have the tier's former size, so after a large change they start empty.
+                # The models have the old capacity, so discard them after a large change.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity
@@ -114,7 +114,7 @@ class Admission:
         self._all: _Cache = OrderedDict()
         self._reused: _Cache = OrderedDict()
         self._seen_once: _Cache = OrderedDict()
-        # Hits in only one of the two models, and the lead of the second model in such hits.
+        # The number of hits that only one of the models had, and the second model's lead in them.
         self._single_hits = self._lead = 0.0
         self._has_gain = False
         self._period = 0
@@ -145,7 +145,7 @@ class Admission:
             used_then, free_then = self._full
             if free is None or free_then is None or (used_then or 0) >= limit:
                 return False
-            # The tier evicted below its capacity, so its disk was full.
+            # The tier evicted below its capacity, so its full disk is the limit.
             if free > free_then + least_room:
                 return False
             free = min(free, free_then)

@@ -1,4 +1,4 @@
-"""Carries out the hints of callers and operators: leases, prefetches and ends of sessions."""
+"""Carries out hints of callers and operators: grants leases, prefetches, and ends sessions."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _PREFETCH_S: Final = 60.0  # from the expected turn to the end of a prefetch and
 
 @dataclass(eq=False)
 class OperatorHint:
-    """A hint that an operator gives for a session.
+    """An operator's hint for a session.
 
     Attributes:
-        hint: what the operator asks for.
+        hint: the hint to carry out.
         session: the session to which the hint applies.
         tenant: the session's tenant.
         receipt: the latest receipt; ``None`` until the engine's next step.
@@ -47,7 +47,7 @@ class OperatorHint:
 
 
 class HintExecutor:
-    """An executor of hints within the budget of leases, which writes a receipt for each hint."""
+    """An executor that carries out hints within the leases' budget, and writes their receipts."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out the hints of a request that has ended; ``ends`` is empty if unknown."""
+        """Carry out an ended request's hints; ``ends`` is empty if the chunks' ends are unknown."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
-        # Leave out the chunks at the end of the answer that the engine did not offload.
+        # Skip the last chunks of the answer if the engine did not offload them.
         while named and keys[-1] not in named and keys[-1] not in self._primary.by_key:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # Leases usually end when a step begins, but this use must not revive a past lease.
+            # Past leases normally end when a step begins. End them now, so that no use renews them.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))
@@ -119,7 +119,6 @@ class HintExecutor:
             self._prefetcher.step()
 
     def reset(self) -> None:
-        """Forget all prefetches, because the primary tier is empty."""
         for prefetch in list(self._prefetcher.waiting):
             self._prefetcher.end(prefetch, "the pool was emptied")
 
@@ -195,7 +194,7 @@ class HintExecutor:
         for key in self._sessions.own_chunks(request.tenant, request.session):
             slot = by_key.get(key)
             if slot is not None and slot.offers is not None:
-                # Nobody will load these chunks, so no tier needs to store them.
+                # No request will load these chunks, so no tier needs to store them.
                 slot.offers.owed = 0
         self._sessions.forget(request.tenant, request.session)
 
@@ -206,7 +205,7 @@ class HintExecutor:
         wait_s = 0.0
         if hint.session is not None:
             keys = self._sessions.chunks(request.tenant, hint.session)
-            # A turn of the named session, not of this request's session, ends the prefetch.
+            # The next turn of the named session ends the prefetch, so use that session's name.
             request = RequestContext(
                 request.request_id, session=hint.session, tenant=request.tenant
             )
@@ -297,7 +296,7 @@ def _owner(request: RequestContext) -> str:
 
 
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:
-    """Yield the chunks with at least one token in the range ``tokens``."""
+    """Yield the chunks that have a token in the range ``tokens``."""
     first, stop = tokens
     begins: dict[bytes, int] = {}  # for each group, the start of its next chunk
     for key, end in ends.items():

@@ -19,7 +19,7 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 class KnownChunks:
     """A fixed-size table of hashed keys, in which a newer hash may replace an older one.
 
-    If two keys have the same hash, a chunk can wrongly count as known. Its load then finds nothing.
+    If two keys have the same hash, a chunk can wrongly count as known. Its load then fails.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class KnownChunks:
             self._hashes[hashed % _PLACES] = hashed
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Apply a load's verdicts; chunks outside ``present`` were removed during the load."""
+        """Apply a load's verdicts. The tier removed the chunks that are not ``present``."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Require lookups again: after a loss, more chunks may be lost. After a timeout, the
-            # tier may hang, and a lookup detects a hang sooner than a load.
+            # Forget all chunks, so that lookups precede loads again. If one chunk is lost, others
+            # may be lost too. After a timeout the tier may hang, which a lookup detects sooner.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

@@ -12,15 +12,15 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, eq=False)
 class Lease:
-    """The terms on which chunks are held, within the ``tenant``'s share of the budget."""
+    """The conditions under which the primary tier holds chunks for a ``tenant``."""
 
     tenant: str
     owner: str  # the session's name, or the request's id if it names no session
-    # A use of a chunk extends the lease to at least this long after the use; 0.0 for never.
+    # Each use of a chunk extends its lease to at least this long after the use; 0.0 disables this.
     renewal_s: float
-    # The chunks are evicted only after all others, lowest priority first; never if ``None``.
+    # The chunks are evicted after all others, lowest priority first. ``None`` prevents eviction.
     priority: int | None
-    # True if a prefetch holds the chunks. The lease then ends with the turn that uses the chunks.
+    # True if a prefetch holds the chunks. The lease ends when the turn that uses them ends.
     is_prefetch: bool = False
 
 
@@ -38,11 +38,11 @@ class Leases:
         self.budget = budget
         self.held: dict[OffloadKey, Lease] = {}
         self._until_s: dict[str, dict[OffloadKey, float]] = {}  # by tenant, each lease's end
-        # A heap of all ends. The entries of renewed and replaced leases are outdated.
+        # A heap of the leases' ends. It may contain outdated ends of renewed or replaced leases.
         self._ends: list[tuple[float, OffloadKey]] = []
 
     def grant(self, keys: Iterable[OffloadKey], lease: Lease, until_s: float) -> int:
-        """Hold the first chunks that fit the budget; return how many chunks have a lease now."""
+        """Lease as many leading chunks as fit the budget; return how many now have a lease."""
         keys = list(dict.fromkeys(keys))
         own = self._until_s.setdefault(lease.tenant, {})
         held = self.held
@@ -110,7 +110,7 @@ class Leases:
         return [key for key in self._until_s.get(tenant, ()) if self.held[key].owner == owner]
 
     def prefetched(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
-        """Return the chunks of ``keys`` that prefetches hold for an owner."""
+        """Return those ``keys`` that a prefetch holds for this owner."""
         own, held = self._until_s.get(tenant, ()), self.held
         return [
             key for key in keys if key in own and held[key].is_prefetch and held[key].owner == owner
@@ -133,7 +133,7 @@ class Leases:
         return old_rank > new_rank or (old_rank == new_rank and old_s >= new_s)
 
     def _make_room(self, own: dict[OffloadKey, float], keys: Sequence[OffloadKey]) -> int:
-        """End leases of tenants above their share; return the number of leases that fit now."""
+        """End leases of tenants above their share; return how many new leases fit the budget."""
         asked = set(keys)
         wanted = sum(key not in self.held for key in keys)
         room = self.budget - len(self.held)
@@ -143,13 +143,13 @@ class Leases:
             excess = len(other) - share
             if lacking <= 0 or excess <= 0:
                 break
-            # Ending a requested chunk's lease makes no room, because the chunk needs a new lease.
+            # Ending a requested chunk's lease makes no room, because the chunk needs a new one.
             others = [key for key in other if key not in asked]
             lost = nsmallest(min(lacking, excess), others, key=other.__getitem__)
             room += len(lost)
             for key in lost:
                 del self.held[key], other[key]
-        # After the budget was lowered, more chunks may be held than it allows.
+        # The room is negative if the budget was lowered below the number of held chunks.
         return max(0, room)
 
 

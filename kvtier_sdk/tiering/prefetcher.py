@@ -26,7 +26,7 @@ _MISS: Final = LookupResult.MISS
 
 @dataclass(eq=False)
 class Prefetch:
-    """The chunks of one session, to be loaded before its next turn, expected at ``turn_s``."""
+    """A session's chunks to load before its next turn, which is expected at ``turn_s``."""
 
     request: RequestContext  # the request with the hint
     keys: Sequence[OffloadKey]  # the chunks that a tier may have, in prefix order
@@ -41,7 +41,7 @@ class Prefetch:
         self.wanted = len(self.keys)
 
     def forget_from(self, missing: OffloadKey) -> None:
-        """Forget a chunk that no tier has, and its successors, which are useless without it."""
+        """Forget a chunk that no tier has, and the later chunks, which are useless without it."""
         group = missing[-GROUP_BYTES:]
         at = self.keys.index(missing, self.place)
         rest = [key for key in self.keys[at:] if key[-GROUP_BYTES:] != group]
@@ -50,7 +50,7 @@ class Prefetch:
 
 @dataclass(eq=False)
 class Prefetcher:
-    """A loader of chunks that no request waits for.
+    """A loader of chunks that no request has asked for yet.
 
     It loads one window of chunks at a time, and only while no other loads are queued. So a request
     waits for at most one window of chunks that it does not need.
@@ -61,9 +61,9 @@ class Prefetcher:
     _promotions: Promotions
     _tiers: Sequence[ManagedTier]
     _requests: dict[str, RequestState]
-    # Leases arrived chunks; returns how many got a lease. If some did not, the prefetch ends.
+    # Leases loaded chunks; returns how many. The prefetch ends if a chunk gets no lease.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
-    # Called with a prefetch that has ended, and with the reason if it was given up.
+    # Receives a prefetch that has ended, and the reason if the prefetch was given up.
     _ended: Callable[[Prefetch, str], None]
     _end_request: Callable[[RequestState], None]
     waiting: list[Prefetch] = field(default_factory=list)
@@ -77,11 +77,11 @@ class Prefetcher:
         return any(self._is_due(prefetch) for prefetch in self.waiting)
 
     def add(self, prefetch: Prefetch) -> bool:
-        """Queue a prefetch; return false if too many of the tenant's prefetches wait already."""
+        """Queue a prefetch; return false if too many prefetches of the tenant already wait."""
         tenants = [other.request.tenant for other in self.waiting]
         own = tenants.count(prefetch.request.tenant)
         if len(tenants) >= _MOST_WAITING:
-            # The tenant with the most prefetches makes room for a tenant with clearly fewer.
+            # Drop a prefetch of the tenant with the most, if this tenant has at least two fewer.
             most = max(set(tenants), key=tenants.count)
             if own + 1 >= tenants.count(most):
                 return False
@@ -92,7 +92,7 @@ class Prefetcher:
         return True
 
     def step(self) -> None:
-        """Continue the first prefetch that is due, and end the prefetches whose time is over."""
+        """End the prefetches whose time is over, and continue the first one that is due."""
         now_s = self._primary.now_s
         for prefetch in list(self.waiting):
             if now_s > prefetch.until_s:
@@ -102,7 +102,7 @@ class Prefetcher:
                 return
 
     def drop(self, tenant: str, session: str) -> None:
-        """End the prefetches for a session whose turn has come."""
+        """End the prefetches of a session, because its turn has come."""
         for prefetch in list(self.waiting):
             request = prefetch.request
             if (request.tenant, request.session) == (tenant, session):
@@ -119,7 +119,7 @@ class Prefetcher:
 
     def _is_due(self, prefetch: Prefetch) -> bool:
         if prefetch.loading is not None:
-            # A started prefetch holds claims, so it continues even if it could start later now.
+            # A started prefetch already pins chunks, so do not postpone the rest.
             return True
         chunks = len(prefetch.keys)
         load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
@@ -143,7 +143,7 @@ class Prefetcher:
             self.end(prefetch)
 
     def _is_loading(self) -> bool:
-        """Return true if loads are queued, or begin at the end of this step without a lookup."""
+        """Return true if loads are queued or running, or will start when this step ends."""
         if any(pending.is_known for pending in self._search.lookups.new):
             return True
         return any(tier.client.load_bytes for tier in self._tiers)
@@ -163,7 +163,7 @@ class Prefetcher:
         return state
 
     def _look_up(self, prefetch: Prefetch, keys: Sequence[OffloadKey], state: RequestState) -> bool:
-        """Look up chunks; return true if a chunk has not arrived yet, or if no tier has it."""
+        """Look up chunks; return false once all chunks are in the primary tier."""
         pending = False
         for key in keys:
             slot = self._primary.by_key.get(key)

@@ -30,7 +30,7 @@ class Promotions:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # Maps a chunk and a tier to the step of their last failed load; the newest failure is last.
+        # For each chunk and tier, the step of the last failed load, in chronological order.
         self.failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(
@@ -40,7 +40,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Queue loads of the first chunks, until slots run out; return the number of chunks."""
+        """Queue loads of as many leading chunks as there are slots; return their number."""
         # Leased chunks occupy slots too, and must not use up the reserve for stores.
         limit = self._limit - len(self._primary.leases.held)
         slots, _ = self._primary.take(max(0, min(len(keys), limit - self._occupied)))
@@ -75,7 +75,7 @@ class Promotions:
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
             slot = slots[index]
-            # After a reset, the slot is no longer loading.
+            # Skip slots that are no longer loading because of a reset.
             if slot.state is _LOADING:
                 if verdict is _OK:
                     assert slot.promotion is not None
@@ -86,7 +86,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Record lost chunks, so that waiting requests do not load them from this tier again."""
+        """Record that a tier lost chunks, so that waiting requests look for them elsewhere."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
@@ -137,8 +137,8 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # At the next lookup, a waiting request tries the next tier that has the chunk, or asks all
-        # tiers if none was asked before this load. If no tier is left, the chunk is a miss.
+        # At its next lookup, a waiting request loads the chunk from the next tier that has it. If
+        # this load began without a lookup, the request asks all tiers first.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

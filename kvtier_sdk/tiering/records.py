@@ -30,8 +30,8 @@ def check_keys(keys: Iterable[OffloadKey]) -> None:
 class PendingLookup:
     """The chunks that one request looked up in one step, and the tiers' answers so far.
 
-    A set of tiers is a bit mask. Other requests that need one of these chunks share the lookup. The
-    lookup is the tag of each tier's job, so a late answer does not reach a later lookup.
+    A bit mask represents a set of tiers. Other requests that need one of these chunks share the
+    lookup. The lookup is the tag of each tier's job, so a late answer cannot reach a later lookup.
     """
 
     def __init__(self, request: RequestContext, waiting: int, step: int, shared: bool) -> None:
@@ -40,25 +40,25 @@ class PendingLookup:
         self.step = step
         self.shared = shared  # true if the request may ask all tiers, so others may use the answers
         self.keys: list[OffloadKey] = []
-        # For each chunk that some tier has, the tiers that have not failed to load it.
+        # Maps each found chunk to the tiers that have it and have not failed to load it.
         self.hits: dict[OffloadKey, int] = {}
         self.deadline_s = math.inf  # of the tiers' answers; infinite until the tiers are asked
-        # The reason for a miss, if some tier could not be asked or has failed to answer.
+        # The reason for a miss, if a tier could not be asked or failed to answer.
         self.doubt: str | None = None
         self.skipped = 0  # tiers that may have the chunks and could not be asked
         self.sealed = False  # true once the tiers are asked, after which no chunks are added
         self.worth_loading: bool | None = None  # ``None`` until decided
-        # True if no tier is asked, because the tiers in ``hits`` are known to have the chunks. If
-        # the load of a chunk fails, the tiers are asked for the chunk.
+        # True if no lookup is needed, because the tiers in ``hits`` are known to have the chunks.
+        # If the load of a chunk fails, a lookup follows.
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first tier in ``tiers`` that has the chunk; one must exist."""
+        """Return the index of the first tier in ``tiers`` that has the chunk."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return at most ``limit`` chunks from ``key`` on, as long as ``tier`` is the first hit."""
+        """Return the chunks from ``key`` on whose first hit is ``tier``, up to ``limit`` chunks."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -71,7 +71,6 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Remove a tier from the tiers that have a chunk."""
         self.hits[key] &= ~(1 << tier)
 
 
@@ -86,14 +85,14 @@ class Promotion:
 
 
 class Offers:
-    """The tiers to which one chunk was sent or must be sent. A set of tiers is a bit mask."""
+    """The tiers to which one chunk was sent or must be sent, as bit masks."""
 
     def __init__(self) -> None:
         self.hits = 0  # copies to the device since the chunk came into the primary tier
         self.sent = 0  # tiers that have the chunk or are storing it
         self.owed = 0  # tiers that must get the chunk before its eviction
         self.failed = 0  # write-through tiers that lack the chunk, so a later hit offers it again
-        # For each tier that waits for the chunk, by index, the request that used the chunk.
+        # Maps the index of each tier that waits for the chunk to the request that used the chunk.
         self.followers: dict[int, RequestContext] = {}
 
 
@@ -115,10 +114,10 @@ class Slot:
         self.index = index
         self.key = key  # meaningless in a free or quarantined slot
         self.state: SlotState = SlotState.FREE
-        # Uses that prevent eviction and reuse: one for the writer, and one for each copy to the
-        # device, each store into a tier, and each request's claim.
+        # The number of uses that prevent eviction and reuse: by the writer, by copies to the
+        # device, by stores into tiers, and by requests' claims.
         self.pins = 0
-        # The step of the last ``HIT``. Until it ends, ``prepare_load`` must still find the chunk.
+        # The step of the last ``HIT``. ``prepare_load`` must find the chunk until this step ends.
         self.hit_step = -1
         self.used_s = 0.0
         self.copies = 0  # running copies to the device
@@ -146,7 +145,7 @@ class Wait:
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Record the first slot whose chunk is not readable; a change of the slot ends the wait."""
+        """Record the first slot whose chunk is unreadable. A change of this slot ends the wait."""
         self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
@@ -169,7 +168,7 @@ class RequestState:
         arrived_s: float = 0.0,
     ) -> None:
         self.context = context
-        # The chunks in the order of their first lookup or store, for traces, sessions and hints.
+        # The chunks in the order of their first lookup or store; for traces, sessions and hints.
         self.named = named
         self.tiers = tiers  # mask of the tiers that the request may ask; -1 for all
         self.arrived_s = arrived_s  # for the trace
@@ -177,9 +176,9 @@ class RequestState:
         self.asked: dict[OffloadKey, PendingLookup] = {}
         self.asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
         self.known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
-        # True once a load without a lookup could not begin; lookups then precede further loads.
+        # True if a load without a lookup could not begin. Later loads then need lookups.
         self.asks_first = False
-        # Slots of chunks that are promoted for the request, pinned until it uses them or ends.
+        # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}  # the slots of running copies to the device
         self.writes: dict[OffloadKey, Slot] = {}  # slots that the device writes, in prefix order

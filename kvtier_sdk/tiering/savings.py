@@ -10,18 +10,17 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey
 
 _BURSTS = 31
-#: An estimate needs this many bursts (see ComputeRate), because an engine's first bursts are slow.
+#: ComputeRate needs this many bursts for an estimate, because an engine's first bursts are slow.
 _FEWEST = 3
 _LONGEST_S = 1.0  # a longer burst ends with the current step
 _SHORTEST_S = 0.002  # a shorter burst is ignored, because no model computes a prompt this fast
 
 
 class ComputeRate:
-    """The median time per chunk over the last bursts, weighted by each burst's number of chunks.
-
-    A burst begins with a step in which some request computes several chunks, as prompts do and
-    decoding does not. The burst ends one step after the last such step, because an engine that
-    schedules ahead begins the next step before the prompt is computed.
+    """The median time to compute a chunk in the last bursts, weighted by the bursts' chunk counts.
+    A burst begins with a step in which a request computes several chunks, as in a prompt but not in
+    decoding. The burst ends one step after the last such step, because an engine that schedules
+    ahead begins the next step before the prompt is computed.
     """
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record that a request begins to compute this number of ``chunks`` at ``now_s``."""
+        """Record that a request begins to compute a number of chunks."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s
@@ -42,7 +41,6 @@ class ComputeRate:
         self._chunks += chunks
 
     def step_ended(self, now_s: float) -> None:
-        """Record that the engine has scheduled a step at ``now_s``."""
         if self._chunks:
             if self._has_ended_step or now_s - self._since_s > _LONGEST_S:
                 self.burst_ended(now_s)
@@ -54,7 +52,6 @@ class ComputeRate:
         self.note(chunks, now_s - self._since_s)
 
     def note(self, chunks: int, duration_s: float) -> None:
-        """Record that computing this number of ``chunks`` took ``duration_s`` seconds."""
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))
@@ -71,7 +68,7 @@ class ComputeRate:
 class Savings:
     """A counter of the tiers' hits, and of the tokens and the seconds that the hits have saved.
 
-    If the ``namespace`` does not give the tokens per chunk, only hits are counted. ``primary``
+    If the ``namespace`` lacks the number of tokens per chunk, only hits are counted. ``primary``
     holds the counters of the primary tier, whose index is -1. ``recompute_s`` is the time to
     compute a chunk; ``None`` lets ``rate`` measure it. Seconds are added once the time is known.
     """
@@ -88,13 +85,13 @@ class Savings:
         self.add(primary)
 
     def add(self, stats: TierStats) -> None:
-        """Count the hits of the next tier in ``stats``."""
+        """Add the ``stats`` of the next tier, in the tiers' order."""
         self._stats.append(stats)
         if self._tokens:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
-        """Count one request's hits, ``keys``; ``sources`` holds the index of each hit's tier."""
+        """Count a request's hits ``keys``; ``sources`` has the index of each hit's tier."""
         for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:
@@ -104,8 +101,8 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # All groups cover the same tokens, but sliding windows need few chunks, so count the
-            # largest group. If only some groups are offloaded, a group number may exceed ``last``.
+            # All groups cover the same tokens, but a sliding window needs few chunks, so count only
+            # the group with the most tokens. If groups are missing, numbers may exceed ``last``.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
@@ -116,7 +113,7 @@ class Savings:
             self._untimed_tokens[tier] += chunks * tokens
 
     def step_ended(self, now_s: float) -> None:
-        """End a step at ``now_s``: update the engine's speed, and count the saved seconds."""
+        """End a step at ``now_s``: update the measured speed, and count the saved seconds."""
         self.rate.step_ended(now_s)
         if self._is_measured:
             self._stats[0].recompute_s = self.rate.chunk_s

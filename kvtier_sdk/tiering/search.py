@@ -23,10 +23,10 @@ _ABSENT: Final = MissReason.ABSENT.value
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
-#: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
-#: the engine's queue wait for device blocks anyway, and early answers would be outdated.
+#: The maximum number of chunks to look up at once, which takes about 15 ms of a step. Requests
+#: further back in the engine's queue must wait for device blocks anyway, so lookups can wait too.
 MOST_CHUNKS: Final = 16_384
-#: Maps a failed lookup's verdict to the reason for the miss. Other verdicts mean LOOKUP_FAILED.
+#: Maps a failed lookup's verdict to the reason for the miss: LOOKUP_FAILED for other verdicts.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -57,7 +57,7 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup that another request has begun for a chunk, or ``None``."""
+        """Return another request's pending lookup of a chunk, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1
@@ -102,7 +102,7 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # If this lookup is not shared, the table may hold another lookup of the chunk.
+            # The table may hold another lookup of the chunk, because this one may not be shared.
             if self.open.get(key) is pending:
                 del self.open[key]
 
@@ -135,7 +135,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # Another request's lookup may have hits in tiers that this request may not ask.
+        # A shared lookup may have hits in tiers that this request may not ask.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -174,7 +174,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # Without an estimate, allow the longest wait, because recomputing usually takes longer.
+            # Without an estimate, allow the longest wait, because recomputing is usually slower.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -198,8 +198,8 @@ class TierSearch:
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
-                # Load without a lookup only if no earlier chunk is being looked up, because the
-                # prefix may end at that chunk, and the load would be wasted.
+                # Load without a lookup only if no earlier chunk is being looked up. Otherwise the
+                # prefix may end at the earlier chunk, and the load would be wasted.
                 known = 0 if state.asks_first else self._known_tiers(key, state)
                 if known:
                     return self._take_known(key, known, state)
@@ -271,9 +271,9 @@ class TierSearch:
             if state.asked.get(key) is not pending:
                 continue
             if key not in self._primary.by_key and not state.asks_first:
-                # If the load cannot begin, the next step asks the tiers, and counts any miss.
+                # If the load cannot begin, the next step looks up the chunk and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
-            # The chunk may leave its tier at any time, so a later load needs a new check.
+            # The chunk may leave its tier at any time, so a later load must check again.
             del state.asked[key]
 
     def _begin_load(
@@ -285,7 +285,7 @@ class TierSearch:
         while not tier.client.takes_reads or (
             failed and failed.get((key, tier.index), -1) > pending.step
         ):
-            # Since answering, the tier has begun to refuse reads or has failed to load the chunk.
+            # The answer is outdated: the tier now refuses reads, or failed to load the chunk.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE

@@ -12,7 +12,7 @@ _NAMES: Final = 8  # a session's and a tenant's name take as much memory as this
 
 
 class Sessions:
-    """The chunks of each session's last request, within a limit on the chunks of all sessions."""
+    """The chunks of each session's last request. Beyond a limit, old sessions are forgotten."""
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks
@@ -32,7 +32,7 @@ class Sessions:
         return self._sessions.get((tenant, session), ())
 
     def own_chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
-        """Return the chunks that no other known session has."""
+        """Return the session's chunks that no other known session has."""
         uses = self._uses
         return [key for key in self.chunks(tenant, session) if uses[key] == 1]
 

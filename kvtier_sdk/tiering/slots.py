@@ -26,14 +26,13 @@ class Purge:
     """The progress of an operator's purge of the primary tier."""
 
     def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
-        # The chunks to remove once they are not in use. ``None`` stands for all chunks, until the
-        # engine's next step begins the purge.
+        # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
         self.left: Sequence[OffloadKey] | None = keys
         self.forgotten: int = 0
 
 
 class PrimaryTier:
-    """The slots of the host pool and the chunks in them, for use by one thread.
+    """The slots of the host pool and the chunks in them. Not thread-safe.
 
     A pin prevents the eviction and the reuse of a slot. A free slot has no chunk and no pin.
     """
@@ -62,7 +61,7 @@ class PrimaryTier:
         of = PRIMARY, Medium.CPU, Locality.LOCAL
         self.announce = announce
         self.events = EventLog(*of, is_enabled=events, announce=announce)
-        # Routers may still list chunks of an earlier manager of this engine.
+        # Routers may still list the chunks of an earlier manager of this engine, so clear them.
         self.events.reset()
         self._purges: list[Purge] = []
 
@@ -103,7 +102,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign chunks to taken slots, and pin each slot once for the writer of its chunk."""
+        """Assign chunks to taken slots, and pin each slot for the writer of its chunk."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -113,7 +112,7 @@ class PrimaryTier:
             slot.pins = 1
 
     def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Make written chunks readable. The slots stay pinned until the caller unpins them."""
+        """Make written chunks readable. The caller must still unpin the slots."""
         if not slots:
             return
         self._count(slots[0].state, -len(slots))
@@ -175,7 +174,7 @@ class PrimaryTier:
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
             return
-        # Chunks that are evicted together are about equally old, so use the first chunk's age.
+        # Chunks evicted together are about equally old, so the first chunk's age serves for all.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -191,7 +190,7 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self, keys: Sequence[OffloadKey] | None = None) -> Purge:
-        """Remove ``keys``, or all chunks, when the next step begins. Any thread may call this."""
+        """Remove ``keys``, or by default all chunks, at the next step. Any thread may call this."""
         purge = Purge(keys)
         self._purges.append(purge)
         return purge

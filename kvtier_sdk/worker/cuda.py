@@ -1,4 +1,4 @@
-"""The device for CUDA tensors. It copies on its own streams, not on the engine's."""
+"""The device for CUDA tensors, which copies on separate streams."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. With
-#: fewer, the link to the host could fall idle while a busy interpreter delays pieces for 5 ms.
+#: Approximate limit of the bytes queued on a stream. A higher limit would delay expedited loads.
+#: With a lower one, the link could become idle while a busy interpreter delays pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Approximate limit of the runs queued on a stream. With 131,072 runs, a driver blocked the caller
-#: until the stream had moved them. The driver's threshold is not known.
+#: Approximate limit of the runs queued on a stream. A driver blocked the caller at 131,072 runs
+#: until the stream had moved them. Its exact threshold is unknown.
 WINDOW_RUNS = 1024
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -41,8 +41,8 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 class CUDADevice(Device):
     """A device for one accelerator.
 
-    Stores, loads and expedited loads each have a lane with its own stream, so that no kind queues
-    behind another. A :class:`Gatherer` copies jobs of many short runs.
+    Stores, loads and expedited loads each have a lane with a separate stream, so that no kind waits
+    for another. A :class:`Gatherer` copies jobs of many short runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class CUDADevice(Device):
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures():
-            # Record an event now, because the copy must wait only for work queued before this call.
+            # Record an event now, so that the copy waits only for work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             with self.current():
                 copy = _StreamCopy(self, lane.copies, self._pieces(plan, number), operation, event)
@@ -103,7 +103,7 @@ class CUDADevice(Device):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls of torch and of the driver to the device."""
+        """Direct this thread's calls to torch and the driver to the device."""
         with torch.cuda.device(self.device), self.driver.current():
             yield
 
@@ -114,8 +114,8 @@ class CUDADevice(Device):
             enqueue = self.driver.copy_batch
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
-        # Slots do not change during a load, so the driver may read them at once. The engine may
-        # still be computing a store's blocks, so the driver must read them in stream order.
+        # The driver may read slots immediately, because they do not change during a load. It must
+        # read a store's blocks in stream order, because the engine may still be computing them.
         order = ORDER_STREAM if store else ORDER_ANY
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
@@ -141,7 +141,7 @@ class _Lane:
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
-        """Queue the pieces that fit in the window, and let a thread queue all other pieces."""
+        """Queue the pieces that fit in the window, and let a thread queue the others."""
         with self._lock:
             self._waiting.append(copy)
             self._queue()
@@ -186,12 +186,12 @@ class _Mark:
         self._device = device
 
     def is_reached(self) -> bool:
-        """Return true if no work before the mark is running or will run. Never blocks."""
+        """Return true if all work before the mark has ended or will never run. Never blocks."""
         with self._device.driver.during_captures():
             try:
                 return bool(self.event.query())
             except RuntimeError as raised:
-                # As long as the context is intact, the copy may still be running.
+                # While the context is intact, the copy may still be running.
                 if not self._device.is_lost():
                     return False
                 self.error = _first_line(raised)
@@ -240,7 +240,7 @@ class _StreamCopy(Copy):
             else:
                 self._device.enqueue(piece, self._operation, self._copies)
         except (KVTierError, RuntimeError) as raised:
-            # Some runs may already be queued. The copy is done only when these have ended.
+            # Some runs may already be queued. The copy is done only after they have ended.
             self._error = _first_line(raised)
             self._pieces.clear()
         try:
@@ -271,7 +271,7 @@ class _StreamCopy(Copy):
             with self._device.driver.during_captures():
                 return float(self._began.elapsed_time(self._ended.event)) / 1000
         except RuntimeError:
-            # The context is lost, or an event was never recorded.
+            # The duration is unknown, because the context is lost or an event was never recorded.
             return 0.0
 
 

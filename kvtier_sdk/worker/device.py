@@ -17,7 +17,7 @@ StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 class Copy(ABC):
     @abstractmethod
     def done(self) -> bool:
-        """Return true once the copy has ended and nothing uses the plan's memory. Never blocks."""
+        """Return true once the copy has ended and needs the plan's memory no more. Never blocks."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -25,11 +25,11 @@ class Copy(ABC):
 
     @abstractmethod
     def error(self) -> str | None:
-        """Return why a finished copy failed, or ``None`` if it succeeded."""
+        """Return the reason why a finished copy failed, or ``None`` if it succeeded."""
 
     @abstractmethod
     def duration_s(self) -> float:
-        """Return how many seconds an ended copy took, not counting its time in a queue."""
+        """Return how many seconds a finished copy took, excluding the time in a queue."""
 
 
 class Device(ABC):
@@ -43,12 +43,12 @@ class Device(ABC):
     def start(
         self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
     ) -> Copy:
-        """Start a copy of at least one block, and return at once. Any thread may call this.
+        """Start a copy of at least one block, and return immediately. Any thread may call this.
 
         The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an
-        expedited load overtakes other loads, even a load that has begun. If ``after`` is an event,
-        the copy begins after it; if it is a stream, after all work queued on the stream so far. A
-        device that computes in the background raises ValueError if ``after`` is ``None``.
+        expedited load overtakes other loads, even a load that has begun. The copy begins after
+        ``after``: an event, or all work queued so far on a stream. A device that computes in the
+        background requires ``after``, and raises ValueError without it.
         """
 
     @abstractmethod

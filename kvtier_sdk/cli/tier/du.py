@@ -29,8 +29,8 @@ def du_command(
 ) -> None:
     """Show how full tiers are, and which models use the space.
 
-    If chunks are compressed, their length when loaded and the ratio stand beside the stored bytes.
-    Nothing is changed, and engines that use the tiers are not disturbed. For example
+    For compressed chunks, the output also has their length when loaded, and the ratio. Nothing is
+    changed, and engines that use the tiers are not disturbed. For example
 
         kvtier tier du kv.toml
 

@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 #: A tier needs a namespace to open, even if no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: The most chunks to list, delete or look up at once.
+#: The maximum number of chunks to list, delete or look up at once.
 _PAGE = 1000
-#: The size of the pool into which chunks are read for examination.
+#: The size of the pool for examined chunks.
 _EXAMINED_BYTES = 64 * 2**20
-#: A stand-in for an unknown chunk length. Chunks of unknown length are never loaded.
+#: A placeholder for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
-#: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
+#: The maximum chunk length accepted from a manifest, which limits the allocated memory.
 _MOST_CHUNK_BYTES = 2**30
-#: Retry at least this many times (2.5 s rather than 60 ms), because a failure ends the command.
+#: The minimum number of retries, for 2.5 s instead of 60 ms, because a failure ends the command.
 _RETRIES = 7
-#: The verdicts that concern one chunk; all others concern the whole tier.
+#: The verdicts that concern one chunk. All other verdicts concern the whole tier.
 _OF_A_CHUNK = (
     Verdict.OK,
     Verdict.NOT_FOUND,
@@ -56,7 +56,7 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use it, and close it at the end."""
+    """Open a tier in a thread, beside the engines that use the tier, and close it at the end."""
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
@@ -87,14 +87,14 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return a namespace's chunk length, or ``None`` if the facts give no usable length."""
+    """Return a namespace's chunk length, or ``None`` if the facts contain no usable length."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
 
 @dataclass(eq=False)
 class MaintainedTier(BlockingTier):
-    """A tier for a tool's thread. Its methods raise :class:`TierError` if the tier itself fails."""
+    """A tier for a tool's thread. The methods raise :class:`TierError` if the tier itself fails."""
 
     _runner: ThreadRunner
     _pool: HostPool
@@ -129,7 +129,7 @@ class MaintainedTier(BlockingTier):
 
     @property
     def examined_at_once(self) -> int:
-        """The most chunks that :meth:`examine` reads together."""
+        """The maximum number of chunks that :meth:`examine` reads at once."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -153,7 +153,7 @@ class MaintainedTier(BlockingTier):
             self._answer(self.client.delete(page), Verdict.OK)
 
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
-        """Return a job's verdicts; raise an error unless all of them are expected."""
+        """Return a job's verdicts; raise an error if a verdict is not expected."""
         result = self.result_of(job)
         self.compressed_chunks += result.compressed_chunks
         for verdict in result.verdicts:

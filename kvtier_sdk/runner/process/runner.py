@@ -44,8 +44,8 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: The pauses before restarts of a process double from the first up to the longest. A process that
-#: lives at least as long as the longest pause resets the next pause to the first.
+#: The pauses before restarts of a process double from the first to the longest. After a process has
+#: lived for at least the longest pause, the first pause applies again.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
@@ -61,7 +61,7 @@ class ProcessRunner(LoopRunner):
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
     in :meth:`poll`, because another thread would compete with the engine for the interpreter lock.
-    A mostly idle supervisor thread starts the process, and restarts a dead process. If the engine
+    A mostly idle supervisor thread starts the process, and restarts it after a crash. If the engine
     wants notifications, the supervisor thread also watches the socket, and wakes up once for each
     burst of reports.
     """
@@ -82,12 +82,12 @@ class ProcessRunner(LoopRunner):
         self._announce = announce
         # The process's channel, or ``None``. After the start, only the engine's thread sets it.
         self._data: Channel | None = None
-        # The supervisor's unpolled reports, each with the channel of its process.
+        # The supervisor's own unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
-        # The epoll becomes readable only once when reports arrive. A poll by the engine's thread
-        # re-arms it without waking the supervisor thread.
+        # The epoll becomes readable once when reports arrive. The engine's thread re-arms it in
+        # ``poll``, without waking the supervisor thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
@@ -135,7 +135,7 @@ class ProcessRunner(LoopRunner):
             while self._changes:
                 data, change = self._changes.popleft()
                 if data is not None and isinstance(change, RunnerStopped):
-                    # Read the last reports: all have arrived, because the process is gone.
+                    # Read the last reports. The process has ended, so all of them have arrived.
                     reports += self._take(data)
                     data.close()
                     self._data = None
@@ -157,7 +157,7 @@ class ProcessRunner(LoopRunner):
                 known = len(data.unpolled)
                 self._read(data)
                 if self._notify is not None and len(data.unpolled) > known:
-                    # Notify the engine, because the socket no longer signals what was read here.
+                    # Notify the engine, because the socket no longer signals these reports.
                     self._call_soon(self._readable)
                 reports += data.unpolled
             return reports + [change for _, change in self._changes.copy()]
@@ -310,7 +310,7 @@ class ProcessRunner(LoopRunner):
                 self._log.info("the tier's process was started")
         if self._child is None:
             await self._restart(backoff, is_restart=False)
-            # This line is a warning, because the failures before it were warnings too.
+            # Log a warning, because the preceding failures were warnings too.
             self._log.warning("the tier's process was started")
         while self._child is not None:
             reason = f"the tier's process died: {await self._child.ended}"
@@ -377,7 +377,7 @@ class ProcessRunner(LoopRunner):
             child.lost(error)
 
     def _readable(self) -> None:
-        """Notify the engine, only once for all reports that arrive before its next poll."""
+        """Notify the engine once for all reports that arrive before its next poll."""
         if self._arrival.poll(0):
             self._is_armed = False
         self._notify_engine()
