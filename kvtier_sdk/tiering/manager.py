@@ -429,7 +429,7 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Call ``make_note`` if the pool's chunk ``key`` has no note for routers, and keep the note."""
+        """Attach the note of ``make_note`` to the pool's chunk ``key``, if it has no note yet."""
         self._primary.describe(key, make_note)
 
     def complete_store(
