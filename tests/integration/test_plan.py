@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import urllib.request
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ import pytest
 from support.browser import BROWSER, measured
 from support.command import kvtier, kvtier_json
 from support.live import Live, live
-from support.server import free_port
 from support.workloads import generate
 
 from kvtier_sdk import TierSpec
@@ -208,8 +206,6 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, trace: Path) -> None:
     cases = {
         "no.jsonl: No such file": ("--trace", "no.jsonl", *common),
         "--recompute: give the time": ("--trace", str(trace)),
-        "it has no metrics of kvtier's host pool": (*known, "--compare", str(odd)),
-        "Connection refused": (*known, "--compare", f"http://127.0.0.1:{free_port()}/metrics"),
         "all at one time": ("--trace", str(one), *common),
         "'40' has no unit": ("--trace", str(trace), "--recompute", "40"),
         "no policy 'lrv'; did you mean 'lru'": (*known, "--policy", "lrv"),
@@ -253,15 +249,13 @@ def test_a_plan_beside_what_its_engine_has_counted(tmp_path: Path) -> None:
     (line,) = re.findall("^    kvtier (plan .*--compare .*)", PAGE.read_text(), re.MULTILINE)
     *words, source = shlex.split(line)
     socket, recorded = tmp_path / source, tmp_path / words[2]
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/metrics"
     workload = chat_workload(260, 2)
 
     def compare(source: str, *more: str) -> tuple[int, str]:
         done = kvtier(*words, source, "--policy", "lru", *more, cwd=tmp_path)
         return done.returncode, done.stdout or done.stderr
 
-    options = {"admin_socket": str(socket), "metrics_port": port, "trace_dir": str(recorded)}
+    options = {"admin_socket": str(socket), "trace_dir": str(recorded)}
     tier_url = "memory:?capacity=1800KiB&admission=off"
     with live([tier_url], slots=120, policy="lru", **options) as engine:
         serve(engine, workload[:160])
@@ -270,9 +264,6 @@ def test_a_plan_beside_what_its_engine_has_counted(tmp_path: Path) -> None:
         _, host, memory, verdict = printed.splitlines()
         assert (status, host.split()[0], memory.split()[0]) == (0, "host", "memory")
         assert verdict.startswith("The plan holds: ")
-        with urllib.request.urlopen(url, timeout=30) as page:
-            (tmp_path / "metrics").write_bytes(page.read())
-        assert compare(url) == compare("metrics") == (0, printed)
         counted = ask(socket, {"command": "status"})
         assert counted["tiers"][0]["evicted_chunks"] > 0
         asked = sum(len(of.keys) for of in workload[:160])
@@ -292,10 +283,9 @@ def test_a_plan_beside_what_its_engine_has_counted(tmp_path: Path) -> None:
         assert "lost as memory dropped store.drained" in printed
         (whole,) = recorded.iterdir()
         whole.write_text("".join(whole.read_text().splitlines(keepends=True)[:40]))
-        for counters in (source, url):
-            status, printed = compare(counters)
-            assert (status, printed.count("\n")) == (2, 1)
-            assert "give its whole recording" in printed
+        status, printed = compare(source)
+        assert (status, printed.count("\n")) == (2, 1)
+        assert "give its whole recording" in printed
 
 
 @pytest.mark.reader

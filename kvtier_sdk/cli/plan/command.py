@@ -18,6 +18,7 @@ from kvtier_sdk.cli.plan.traffic import Flow, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, progress, read_flag, say
+from kvtier_sdk.config.tiering_config import place_of_socket
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.options.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -53,11 +54,12 @@ def plan_command(
         ),
     ] = None,
     compare: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
-            metavar="METRICS",
-            help="Compare the forecast for an engine's recording since its start with the engine's "
-            "counters: its admin socket, or the URL or file of metrics in Prometheus's format.",
+            metavar="SOCKET",
+            parser=place_of_socket,
+            help="Compare the forecast for an engine's recording since its start with the counters "
+            "behind its 'admin_socket'.",
         ),
     ] = None,
     chunk_bytes: Annotated[

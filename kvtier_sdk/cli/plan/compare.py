@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import urllib.request
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +11,6 @@ from kvtier_sdk.cli.engine import ask_engine
 from kvtier_sdk.cli.plan.prices import Work
 from kvtier_sdk.cli.plan.traffic import Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest
-from kvtier_sdk.config.tiering_config import place_of_socket
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.options.units import format_bytes
@@ -24,12 +21,7 @@ TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # The share of requests that the engine may finish between two looks.
 _MOST_REQUESTS_OFF = 0.01
-_TIMEOUT_S = 10.0
 _DAY_S = 86_400.0
-_SAMPLE = re.compile(r"^kvtier_(?:tier_)?(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-# The admin socket's status has these names for two metrics.
-_IN_STATUS = {"dropped_chunks": "dropped", "failed_chunks": "failures"}
 _LOSSES = re.compile("dropped |failures |misses (?!absent)|not_admitted_chunks$")
 
 _Counts = Mapping[str, Any]
@@ -93,28 +85,28 @@ class Comparison(NamedTuple):
         return {"tiers": rows, "lost": self.lost, "holds": bool(self.furthest()[0] <= 1)}
 
 
-def compared(workload: Sequence[ReplayRequest], policy: str, source: str) -> Comparison:
+def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Comparison:
     """Compare an engine's counters with the simulated flow of its own recording.
 
     Raises:
-        ConfigError: ``source`` has no counters, has several tiers, or counts other requests.
+        ConfigError: the engine of the admin ``socket`` has several tiers, or other requests.
     """
-    slots, counted = _read(source, len(workload))
+    slots, counted = _read(socket, len(workload))
     host = counted.pop(PRIMARY)
     if len(counted) > 1:
-        raise ConfigError(f"--compare {source}: a plan has one tier; this engine has several")
+        raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
     days = Work.of(workload, 0, 0.0, 1.0).span_s / _DAY_S
     traffic = Traffic(workload)
     # All other chunks were in the pool, or on the device, whose hits kvtier does not count.
     absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in counted.values())
     if not host["stored_chunks"] or absent > traffic.chunks:
-        raise _other_time(source, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")
+        raise _other_time(socket, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")
     sizes = {name: _object_bytes(of, host) for name, of in counted.items()}
     room = 0
     for name, of in counted.items():
         capacity_bytes = of.get("capacity_bytes")
         room = int(capacity_bytes / sizes[name]) if capacity_bytes else traffic.distinct_chunks
-    flow = traffic.flow(policy, int(slots), room, Window())
+    flow = traffic.flow(policy, slots, room, Window())
     rows = [Row(PRIMARY, flow.pool_hits / flow.asked, 1 - absent / flow.asked)]
     for name, of in counted.items():
         hits = flow.tier_hits / flow.asked, of["hit_chunks"] / flow.asked
@@ -136,14 +128,12 @@ def _object_bytes(tier: _Counts, host: _Counts) -> float:
     return float(host["stored_bytes"] / host["stored_chunks"])
 
 
-def _read(source: str, requests: int) -> tuple[float, dict[str, _Counts]]:
-    """Return the pool's slots and each tier's counts, from a socket, a URL or a file."""
-    if re.match("https?://", source) or Path(source).is_file():
-        return _parse(source)
-    status = ask_engine(place_of_socket(source), command="status")
+def _read(socket: Path, requests: int) -> tuple[int, dict[str, _Counts]]:
+    """Return the pool's slots and each tier's counts."""
+    status = ask_engine(socket, command="status")
     written = status["trace"] and status["trace"]["written_requests"]
     if written is not None and abs(written - requests) > _MOST_REQUESTS_OFF * requests:
-        raise _other_time(source, f"{written:,} requests", f"{requests:,}")
+        raise _other_time(socket, f"{written:,} requests", f"{requests:,}")
     tiers = {of["name"]: _flat(of) for of in (status["host"], *status["tiers"])}
     return status["pool"]["slots"], tiers
 
@@ -153,28 +143,8 @@ def _flat(status: Mapping[str, Any]) -> _Counts:
     return {**status, **{f"{name} {label}": of[label] for name, of in tables for label in of}}
 
 
-def _parse(source: str) -> tuple[float, dict[str, _Counts]]:
-    """Read metrics in Prometheus's text format."""
-    try:
-        url = Path(source).absolute().as_uri() if Path(source).is_file() else source
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-            text = answer.read().decode()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--compare {source}: {error}") from None
-    tiers: dict[str, dict[str, float]] = defaultdict(dict)
-    for name, labelled, value in _SAMPLE.findall(text):
-        labels = dict(_LABEL.findall(labelled))
-        reason = ".".join(labels[of] for of in ("operation", "reason") if of in labels)
-        key = f"{_IN_STATUS.get(name, name)} {reason}".rstrip()
-        tiers[labels.get("tier", "")][key] = float(value)
-    pool = tiers.pop("", {})
-    if "pool_slots" not in pool or PRIMARY not in tiers:
-        raise ConfigError(f"--compare {source}: it has no metrics of kvtier's host pool")
-    return pool["pool_slots"], dict(tiers)
-
-
-def _other_time(source: str, counted: str, recorded: str) -> ConfigError:
+def _other_time(socket: Path, counted: str, recorded: str) -> ConfigError:
     return ConfigError(
-        f"--compare {source}: the engine has counted {counted}, and --trace has {recorded}; give "
+        f"--compare {socket}: the engine has counted {counted}, and --trace has {recorded}; give "
         "its whole recording, from its start until now, and no other"
     )
