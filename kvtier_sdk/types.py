@@ -94,6 +94,8 @@ class RequestContext:
         priority: the default priority of retained ranges, 0 to 100.
         hints: the caller's hints, which are carried out when the request ends.
         is_over: true if no later turn needs the chunks, so that no tier stores or renews them.
+        trace_headers: the W3C headers ``traceparent`` and ``tracestate`` of the request, if its
+            caller traces it; spans of the request's lookups, loads and stores join that trace.
     """
 
     request_id: str
@@ -104,6 +106,7 @@ class RequestContext:
     priority: int = DEFAULT_PRIORITY
     hints: tuple[Hint, ...] = ()
     is_over: bool = False
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
     #: The params as JSON, encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 

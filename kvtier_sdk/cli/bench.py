@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.cli.drawing import Chart, Series, svg_file
 from kvtier_sdk.cli.replay.bystanders import check_bystanders
 from kvtier_sdk.cli.replay.sessions import percentile
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, progress, read_flag, say
@@ -34,7 +33,6 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offloa
 
 _REQUEST = RequestContext("kvtier bench")
 _STORE, _LOAD = Operation.STORE, Operation.LOAD
-_COLORS = ("host", "tier1", "tier2", "tier3")
 #: Longest wait for the jobs under way before their chunks are deleted.
 _SETTLE_S = 30.0
 
@@ -61,10 +59,6 @@ def bench_command(
         bool,
         typer.Option("--evict-others", help="Measure although a capacity evicts others' chunks."),
     ] = False,
-    plot: Annotated[
-        typer.FileTextWrite | None,
-        typer.Option(metavar="FILE", lazy=False, help="Draw MB/s into this file, as SVG."),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure tiers as an engine uses them: MB/s, latency and CPU of stores and loads.
@@ -73,7 +67,7 @@ def bench_command(
     in a thread or process as under an engine. They are deleted at the end, and after Ctrl-C. MB/s
     are medians of the rounds; CPU is this process's and the tiers' processes', without servers.
 
-        kvtier bench file:///data/try memory: --plot bench.svg
+        kvtier bench file:///data/try memory:
 
     'kvtier plan --devices FILE' reads what --json prints. The exit status is 1 if a tier fails.
     """
@@ -103,8 +97,6 @@ def bench_command(
             ]
             _measure(specs, of_size, at_once, rounds, share_bytes, advance)
             figures += of_size
-    if plot is not None:
-        plot.write(svg_file(_chart(figures)))
     if as_json:
         print(json.dumps({"measured": [of.as_json() for of in figures]}))
         return
@@ -143,20 +135,6 @@ class Figures:
         case = self.tier, self.operation, format_bytes(self.chunk_bytes), f"{self.batch}"
         rates = f"{found['bytes_per_s'] / 1e6:,.0f}", *times, f"{found['cpu_s_per_gb']:.2f}"
         return (*case, *rates)
-
-
-def _chart(figures: Sequence[Figures]) -> Chart:
-    lines: dict[str, list[Figures]] = {}
-    for of in figures:
-        lines.setdefault(f"{of.tier} {of.operation}", []).append(of)
-    first, *_ = lines.values()
-    heads = [f"{of.batch} x {format_bytes(of.chunk_bytes)}" for of in first]
-    series = [
-        Series(name, color, [of.as_json()["bytes_per_s"] / 1e6 for of in its])
-        for (name, its), color in zip(lines.items(), cycle(_COLORS), strict=False)
-    ]
-    text = "{:,.0f}".format
-    return Chart("curve", "MB/s", "", "chunks of a job", heads, heads, series, text)
 
 
 def _measure(

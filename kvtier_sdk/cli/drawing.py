@@ -16,7 +16,7 @@ _LETTER = 7
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart, or one part of each stacked column."""
+    """One part of each stacked column of a chart."""
 
     name: str
     color: str
@@ -25,7 +25,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    kind: str
     title: str
     note: str
     unit: str
@@ -40,25 +39,8 @@ class Chart:
 def document(title: str, body: str) -> str:
     """Return an HTML page around ``body`` that loads no other files."""
     words = {"TITLE": escape(title), "BODY": body}
-    return re.sub("@([A-Z]+)@", lambda found: words[found[1]], _template())
-
-
-def svg_file(chart: Chart) -> str:
-    """Return a chart as an SVG file, with its title and the names of its series."""
-    styles = re.findall(r"<style>.*?</style>", _template(), re.DOTALL)
-    names = [("ink", chart.title), *((of.color, of.name) for of in chart.series)]
-    words = "".join(
-        f'<text x="{_LEFT + 8}" y="{_TOP + 14 * at}" style="fill:var(--{color})">{escape(name)}'
-        "</text>"
-        for at, (color, name) in enumerate(names, 1)
-    )
-    head, _, rest = drawing(chart).partition(">")
-    name_space = 'xmlns="http://www.w3.org/2000/svg"'
-    return f"{head} {name_space}>{styles[0]}{rest.removesuffix('</svg>')}{words}</svg>\n"
-
-
-def _template() -> str:
-    return (files("kvtier_sdk.cli") / "page.html").read_text(encoding="utf-8")
+    template = (files("kvtier_sdk.cli") / "page.html").read_text(encoding="utf-8")
+    return re.sub("@([A-Z]+)@", lambda found: words[found[1]], template)
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
@@ -89,7 +71,7 @@ def figure(chart: Chart) -> str:
 def drawing(chart: Chart) -> str:
     """Draw a chart. The pointer shows the values of a column."""
     values = [of.values for of in chart.series]
-    heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
+    heights = map(sum, zip(*values, strict=True))
     top, steps = ticks(chart.top or max(heights, default=0))
     column = (_RIGHT - _LEFT) / max(1, len(chart.heads))
 
@@ -113,10 +95,6 @@ def drawing(chart: Chart) -> str:
     drawn.append(_text(x(len(chart.heads) / 2), _BOTTOM + 36, "middle", chart.unit))
     below = [0.0] * len(chart.heads)
     for of in chart.series:
-        if chart.kind == "curve":
-            points = " ".join(f"{x(at + 0.5):.1f},{y(of):.1f}" for at, of in enumerate(of.values))
-            drawn.append(f'<polyline points="{points}" style="stroke:var(--{of.color})"/>')
-            continue
         for at, value in enumerate(of.values):
             if value:
                 place = f'x="{x(at):.1f}" y="{y(below[at] + value):.1f}" width="{0.9 * column:.1f}"'

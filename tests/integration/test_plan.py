@@ -238,10 +238,7 @@ def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> No
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
 def test_a_browser_shows_all_of_the_page(tmp_path: Path, trace: Path) -> None:
-    page, drawing = tmp_path / "plan.html", tmp_path / "bench.svg"
+    page = tmp_path / "plan.html"
     plan(trace, "--report", page)
     found = measured(page.read_text(), tmp_path)
     assert (found["drawings"], found["clipped"]) == (4, [])
-    kvtier("bench", "memory:", "--total", "384MiB", "--rounds", "1", "--plot", drawing)
-    found = measured(f"<!doctype html><title></title>{drawing.read_text()}", tmp_path)
-    assert (found["drawings"], found["clipped"]) == (1, [])

@@ -11,6 +11,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
 from kvtier_sdk.engine import PRIMARY, ChunkNote, read_request
+from kvtier_vllm import compat
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
@@ -36,6 +37,7 @@ def request_context(engine_request: ReqContext, request_id: str | None = None) -
         request_id or engine_request.req_id,
         engine_request.kv_transfer_params,
         [(action.action_type, action.payload) for action in actions],
+        compat.trace_headers(engine_request),
     )
 
 

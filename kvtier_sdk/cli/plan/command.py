@@ -284,7 +284,7 @@ def _page(plan: Plan, name: str) -> str:
         colors = zip(parts.items(), ("host", "tier1"), strict=False)
         series = [Series(part, color, values) for (part, values), color in colors]
         unit = "cost of storing, a month"
-        return figure(Chart("columns", title, note, unit, heads, labels, series, text, 0.0, marks))
+        return figure(Chart(title, note, unit, heads, labels, series, text, 0.0, marks))
 
     options = plan.options
     charts = (

@@ -85,7 +85,6 @@ def _hit_rates(
     starts = range(0, len(named), width)
     totals = [max(1, total) for total in _sums(named, width)]
     return Chart(
-        kind="columns",
         title=title,
         note=f"Chunks found, as a share of those that {note}.",
         unit=unit,
@@ -109,7 +108,6 @@ def _waits(report: ReplayReport) -> Chart:
         below = [0, *(bisect_left(of.values, edge) for edge in edges[1:])]
         series.append(Series(of.name, of.color, [end - start for start, end in pairwise(below)]))
     return Chart(
-        kind="columns",
         title="How long requests waited",
         note="From a request's first lookup until all that it found was in host memory.",
         unit="wait",
