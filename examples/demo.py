@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def summary(second: dict[str, Any], chunk_tokens: int) -> str:
-    """Summarize in one sentence what the second process found. All bytes compared equal."""
+    """Return a sentence about the chunks that the second process found and compared."""
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"
     _, files = second["tiers"]

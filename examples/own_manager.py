@@ -53,7 +53,7 @@ class SlotTable(TierListener):
 
 
 class Engine:
-    """An engine. Call its methods from a single thread."""
+    """A minimal engine. Call its methods from a single thread."""
 
     def __init__(self, tier: TierClient, pool: HostPool, table: SlotTable) -> None:
         self.tier, self.pool, self.table = tier, pool, table

@@ -4,12 +4,12 @@ Usage: python tests/wheels.py [--keep] [--python PYTHON] [PYTEST-OPTION ...]
 
 A wheel must hold each file of its package. The wheels are installed into a new environment, and
 tests are copied away from the source tree. Each module of the core must be importable there, with
-what the core and its extras require. Only those tests run that can differ from the source tree: the
-tests of compiled modules, of what stands directly on them, of a tier's process, of entry points,
-and of the backends. The tests of connections run on asyncio's event loop, because "make test" has
-run them on uvloop's. The long tests with Hypothesis do not run, because packaging cannot break what
-they test. The tests use the wheel's core, compiled or not. On another PYTHON than this one, the
-tests run that can differ between Pythons, without torch.
+only the requirements of the core and its extras. The script runs only tests that can fail for a
+wheel and pass in the source tree: tests of compiled modules and their direct users, of a tier's
+process, of entry points, and of the backends. The tests of connections use asyncio's event loop,
+because "make test" uses uvloop's. The long tests with Hypothesis do not run, because packaging does
+not affect them. The tests use the wheel's core, compiled or not. With another PYTHON, the script
+runs the tests that can differ between Pythons, without torch.
 """
 
 from __future__ import annotations

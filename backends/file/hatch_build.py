@@ -13,13 +13,13 @@ class CompiledPart(BuildHookInterface[Any]):
     """A build hook that compiles a module for Python 3.11 and all later versions."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the extension, except for an editable install: a checkout gets no binary."""
+        """Compile the extension, unless the install is editable."""
         if version == "editable":
             return
         from packaging.tags import platform_tags
         from setuptools import Distribution, Extension
 
-        # Keep this object, because hatchling reads the directory later, and the object deletes it.
+        # The attribute keeps the directory alive until its files are in the wheel.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-file-")
         extension = Extension(
             "kvtier_file._batch_io", ["kvtier_file/_batch_io.c"], py_limited_api=True

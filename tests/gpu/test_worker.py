@@ -184,7 +184,7 @@ def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFix
     try:
         with OffloadWorker([KVGroup([kv])], host) as worker:
             assert "did not register 16 KiB" in caplog.text
-            # The error of the refusal must not surface in the engine's next kernel.
+            # The error from the refused call must not surface in the engine's next kernel.
             kv.tensor.add_(1)
             worker.submit_store(1, [1, 2, 3], [0, 2, 3], after=computing())
             worker.wait([1])

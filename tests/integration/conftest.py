@@ -11,7 +11,7 @@ from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-#: The ``open`` method of a tier that logs a password, and raises an error that quotes it.
+#: A tier's ``open`` method, which logs a password and raises an error that quotes it.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")

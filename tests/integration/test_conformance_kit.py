@@ -31,7 +31,7 @@ from kvtier_sdk.testing import (
 from kvtier_sdk.testing.conformance import chunks, outages
 from kvtier_sdk.testing.conformance.suite import run_check
 
-#: Checks that need real time. A hung call in any other check times out at once, on virtual time.
+#: Checks that need real time. All others run on virtual time, where a hung call times out at once.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -73,7 +73,7 @@ def outcomes_of(
 
 @pytest.fixture(autouse=True)
 def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt small chunks, and send big batches only in the tests of big batches."""
+    """Use small chunks in the outage checks, and big batches only in the tests of big batches."""
     monkeypatch.setattr(outages, "_CHUNK_BYTES", CHUNK_BYTES)
     if not re.search("big_?batch", request.node.name, re.IGNORECASE):
         monkeypatch.setattr(chunks, "_BIG_BATCH", 32)

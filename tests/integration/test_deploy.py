@@ -21,7 +21,7 @@ pytestmark = pytest.mark.reader
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
-#: The id of the engine's user and of the user's group.
+#: The user id and the group id of the engine.
 USER = 1000
 
 

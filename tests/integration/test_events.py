@@ -1,4 +1,4 @@
-"""``kvtier events`` shows the history of an engine, while the engine runs and after its end."""
+"""``kvtier events`` shows an engine's history, both while it runs and after it has stopped."""
 
 from __future__ import annotations
 

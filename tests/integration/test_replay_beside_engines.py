@@ -1,4 +1,4 @@
-"""A replay into a store that engines use removes none of their chunks."""
+"""A replay into a store that engines use does not remove the engines' chunks."""
 
 from __future__ import annotations
 

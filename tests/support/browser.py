@@ -1,4 +1,4 @@
-"""Opens pages in Chromium, where it is installed."""
+"""Opens pages in Chromium, if Chromium is installed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measured(page: str, directory: Path) -> dict[str, Any]:
     """Lay a page out in the browser; return its drawings, its clipped texts and its height."""
     assert BROWSER is not None
     copy = directory / "measured.html"
-    # Remove the page's policy, because it forbids scripts.
+    # Remove the page's content security policy, because it forbids scripts.
     copy.write_text(re.sub(r"<meta http-equiv[^>]*>", "", page) + _SCRIPT)
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900", "--dump-dom"]
     done = subprocess.run(

@@ -171,7 +171,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Evict all chunks from the primary tier, by storing one other chunk for each slot."""
+        """Evict all chunks from the primary tier by storing other chunks in all slots."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)

@@ -39,7 +39,7 @@ class Stream:
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.work: deque[Callable[[], bool]] = deque()
-        self.runs = 0  # runs that are queued and not copied
+        self.runs = 0  # queued runs that are not copied yet
         with self.runtime.changed:
             self.runtime.streams.append(self)
             self.cuda_stream = len(self.runtime.streams)
@@ -103,7 +103,7 @@ class Event:
 class FakeCUDA:
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.pieces: dict[int, int] = {}  # sizes of registered memory areas, by address
-        self.pinned: dict[int, int] = {}  # the same for memory allocated as pinned
+        self.pinned: dict[int, int] = {}  # sizes of memory allocated as pinned, by address
         self.error = 0
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
@@ -165,7 +165,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Hold calls that queue copies. They set the first event; setting the second frees them."""
+        """Block calls that queue copies; return the events that a call sets and that release it."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:

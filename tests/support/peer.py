@@ -71,7 +71,7 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Run ``talk`` against a server that sends ``text`` in ``pieces`` and then hangs up."""
+    """Return the result of ``talk``. The server sends ``text`` in ``pieces`` and then hangs up."""
 
     async def run() -> T:
         with open_peer() as peer:

@@ -11,7 +11,7 @@ _BLOCK, _UNIT, _GROUP, _ROW = 16384, 128, 64, 16
 _LAYERS, _SYMBOLS = 4, 3
 _HEAD = struct.Struct(f"<{_LAYERS}H{_LAYERS * _SYMBOLS}s")
 _FOOTER = struct.Struct("<4sHHQ")
-#: Each kind's bytes per element, bits of the exponent, and true if elements are rounded.
+#: For each kind: the bytes per element, the exponent bits, and whether elements are rounded.
 _KINDS = [(2, 8, False), (2, 5, False), (1, 4, False), (1, 5, False), (2, 8, True), (2, 5, True)]
 #: The smallest and the largest scale, by the number of exponent bits.
 _SCALES = {8: (19, 254), 5: (120, 142)}

@@ -37,7 +37,7 @@ class Router:
     """A router of one engine, which loses each batch of events with the probability ``loss``."""
 
     def __init__(self, endpoint: str, replay: str, *, loss: float = 0.0, seed: int = 0) -> None:
-        # How often the engine has stored each block: a medium, a group and a hash.
+        # How often the engine has stored each block, by medium, group and hash.
         self.blocks: Counter[tuple[str, int, int]] = Counter()
         self.events: list[dict[str, Any]] = []
         self.snapshots = 0

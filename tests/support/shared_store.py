@@ -58,7 +58,7 @@ class SharedTier(MemoryTier):
 
 
 def chunk(line: int, place: int) -> tuple[OffloadKey, bytes]:
-    """Return a chunk of two blocks. Another prompt's chunk has the same first block."""
+    """Return the key and the note of a chunk of two blocks. Two prompts share the first block."""
 
     def block(line: int, at: int) -> int:
         return random.Random(f"{line} {at}").getrandbits(64)
@@ -174,7 +174,7 @@ def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
 
 
 def stored_keys(*, segments: bool = False) -> set[OffloadKey]:
-    """Return the keys of the chunks in the store, or of the note segments beside them."""
+    """Return the keys of the store's chunks, or of its note segments if ``segments`` is true."""
     return {key for key in SharedTier.shared[0] if bool(split_offload_key(key)[1]) is segments}
 
 

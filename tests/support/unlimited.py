@@ -1,4 +1,4 @@
-"""The hit rate of an unlimited cache, the reference for hit rates."""
+"""The hit rate of an unlimited cache, as a reference for other hit rates."""
 
 from __future__ import annotations
 

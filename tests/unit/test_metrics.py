@@ -110,7 +110,7 @@ def test_every_series_exists_from_the_start() -> None:
             is_answer = labels[1:] == ("lookup", "not_found")
             assert (("kvtier_failed_chunks_total", *labels) in series) is not is_answer
     unknown = "used_chunks used_bytes capacity_bytes free_bytes recompute_seconds"
-    # The manager adds these once it knows the model.
+    # The manager, which this test does not create, adds these series for its model.
     unknown += " saved_tokens_total saved_prefill_seconds_total"
     of_backends = "backend_counter_total backend_gauge"
     missing = {metric.name for metric in METRICS} - {name for name, *_ in series}

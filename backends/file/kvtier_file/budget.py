@@ -11,7 +11,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """The count of a root's chunks, which also chooses victims. Only ``in`` is thread-safe."""
+    """A root's chunks, counted and ordered for eviction. Only ``in`` is thread-safe."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes  # ``None`` for no limit
@@ -109,7 +109,7 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # Another process has used the chunk since. Record that use and choose again.
+                    # Another process has used this chunk, so record the use and choose again.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue
@@ -134,7 +134,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Return the unpinned chunks of all namespaces that were last used before a time."""
+        """Return all namespaces' unpinned chunks whose last use was before ``before_ns``."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []

@@ -18,7 +18,7 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time of use further ahead of the clock is implausible: a root's processes differ by less.
+#: A time of use further ahead of the clock is implausible: machines' clocks differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
 #: These last six digits mark an access time as the time of a store. If a foreign program reads the
@@ -26,22 +26,22 @@ MOST_AHEAD_NS = 10 * 10**9
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
-#: A time of use is a multiple of this plus the count of earlier uses.
+#: A recorded time of use is a multiple of this number, plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
-#: loads. A minimum gap between uses would fail: constant use would never raise the count.
+#: loads. A minimum gap between uses would not work: constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the number of earlier uses in a time's last digits; 0 if they encode none."""
+    """Return the number of earlier uses that the last digits of a time encode."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, with the count. It is always after ``known_ns``."""
+    """Return the time to record for a use, count included; it is later than ``known_ns``."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)

@@ -16,7 +16,7 @@ _FILE_MODE = 0o600
 
 
 class UntrustedDirectoryError(PermissionError):
-    """An error for a directory that other users could change, if ``permissions`` is ``strict``."""
+    """Raised if ``permissions`` is ``strict`` and other users could change a directory."""
 
 
 class Directories:
@@ -74,7 +74,7 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
 
 
 def _permission_fault(fd: int) -> str | None:
-    """Return why other users could change a directory, or ``None`` if they cannot."""
+    """Return the reason why other users could change a directory; ``None`` if they cannot."""
     status = os.fstat(fd)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user, with id {status.st_uid}"

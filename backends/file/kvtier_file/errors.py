@@ -57,7 +57,7 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
 
 
 def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
-    """Translate an error whose number is in :data:`FAULTS`."""
+    """Return the ``ChunkError`` for an error whose number is in :data:`FAULTS`."""
     is_untrusted = isinstance(error, UntrustedDirectoryError)
     if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))

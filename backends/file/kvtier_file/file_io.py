@@ -38,7 +38,7 @@ def take_over(fd: int, size_bytes: int) -> bool:
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         return False
     try:
-        # The kernel signals the lease's owner if a process opens the file. SIGURG is ignored.
+        # If another process opens the file, the kernel sends SIGURG, which is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         # The kernel grants the lease only if nobody else has the file open.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -45,7 +45,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch without recording uses."""
+        """Read a batch without recording uses; return an error or ``None`` for each chunk."""
         verdicts: Verdicts = {}
         with self._existing("readable") as directory:
             for transfer in batch:
@@ -81,7 +81,7 @@ class Maintenance(ChunkStore):
 
     @contextmanager
     def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:
-        """Open the namespace's directory for a block; yield ``None`` if it is missing."""
+        """Open the namespace's directory and yield it; yield ``None`` if it is missing."""
         with self._translating(ability), self._call(), ExitStack() as opened:
             directory = None
             with suppress(FileNotFoundError):

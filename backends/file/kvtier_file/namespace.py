@@ -114,7 +114,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int],
         digest_bytes: int,
     ) -> tuple[bytes, Sequence[int], Sequence[bytes | None]]:
-        """Read a batch and record the uses; return the outcomes, files' lengths and digests."""
+        """Read a batch and record the uses; return outcomes, file lengths and digests."""
         if compiled.batch_io is None:
             return bytes(len(batch)), [0] * len(batch), [None] * len(batch)
         files = tuple(
@@ -136,7 +136,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch; return temporary files' names, or ``None`` for each chunk not written."""
+        """Write a batch; return each temporary file's name, or ``None`` for an unwritten chunk."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -149,7 +149,7 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Give the chunks' files their final names; return an outcome for each file."""
+        """Rename the chunks' files to their final names; return an outcome for each file."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -275,7 +275,7 @@ class NamespaceDirectory:
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# Cache both names, because a store, or a lookup with its load, needs each up to four times.
+# Cache shard and file names, because storing or loading a chunk needs each up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""

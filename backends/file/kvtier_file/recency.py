@@ -15,7 +15,7 @@ Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
-# A chunk's class by the last digits of its time: log2 of the number of uses, rounded down.
+# Maps a time's last digits to the chunk's class: log2 of the number of uses, rounded down.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
@@ -24,7 +24,7 @@ _MAX_OUTDATED = 64
 
 
 def staleness_ns(used_ns: int, now_ns: int) -> float:
-    """Return the time since a last use, divided by a factor that grows with the count of uses."""
+    """Return the time since the last use, divided by a factor that grows with the uses."""
     return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 

@@ -38,7 +38,7 @@ class Root:
 
     @property
     def fd(self) -> int:
-        """The root's descriptor. A root that was removed is recreated, but its parents are not."""
+        """The root's descriptor. A removed root is recreated, but its parents are not."""
         fd = self._fd
         if fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -72,7 +72,7 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block. The default is the tier's own namespace."""
+        """Open a namespace's directory and yield it. The default is the tier's own namespace."""
         # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
@@ -152,7 +152,7 @@ class Root:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
                 f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
-                # Round down to MiB, because a size that is rounded up may be too large.
+                # Round down to MiB, because the rounded-up size might not fit.
                 f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
                 "which leaves what min_free keeps, or choose another root"
             )

@@ -69,7 +69,7 @@ class Leases:
         return False
 
     def is_lost(self) -> bool:
-        """Return true if this process's lease was removed, so that the process looks dead."""
+        """Return true if this process's lease was removed, which makes the process look dead."""
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
@@ -114,9 +114,9 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if a file was removed, so that other processes would create a new one."""
+        """Return true if a file was removed, so that other processes use a new file."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check: it can be removed only after the lease in it.
+        # The directory of leases needs no check, because it can be removed only after its lease.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

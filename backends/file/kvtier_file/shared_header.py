@@ -36,7 +36,7 @@ class Reservation(NamedTuple):
 class SharedHeader:
     """The content of the header's file."""
 
-    # True if the counters agree with the disk. False during a change, even if the process crashes.
+    # True if the counters agree with the disk. A change clears the flag first, in case of a crash.
     clean: bool = False
     generation: int = 0  # a random number, new with each compaction of the ledger
     ledger_bytes: int = 0  # valid length of the ledger
@@ -65,7 +65,7 @@ class HeaderFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def read(self) -> SharedHeader:
-        """Return the header; for a new or damaged file, an empty header that is not clean."""
+        """Return the header, or an empty unclean header if the file is new or damaged."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
             # The first page is full of reservations, so further pages may hold more of them.

@@ -19,7 +19,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """A count of a root's chunks and reservations that all processes of the root keep together.
+    """The count of a root's chunks and reservations, kept jointly by all processes of the root.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
@@ -69,7 +69,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block; first apply the changes of all other processes."""
+        """Hold the shared lock during the block, after applying other processes' changes."""
         removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:
@@ -119,7 +119,7 @@ class SharedUsage:
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room that the caller has made. A later call of :meth:`locked` releases it."""
+        """Reserve room that the caller has made. :meth:`locked` later releases the room."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -165,12 +165,12 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases. Leases with reservations, which are probably held, go first."""
+        """Return all other leases. Leases with reservations come first: they are probably held."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 
     def _next_lease(self) -> list[str]:
-        """Return the next of the other leases, because checking all of them would be slow."""
+        """Return only the next of the other leases, because checking all would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -213,9 +213,9 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # No other process is alive, so files may have come and gone unnoticed.
+                    # No other process is alive, so files may have changed without a record.
                     self._header.clean = False
-                # Enter a reservation now, because `_next_lease` returns only leases that have one.
+                # Enter a reservation, because `_next_lease` returns only leases with a reservation.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:

@@ -86,7 +86,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, and count chunks. Lookups and loads need not wait."""
+        """Check the root, make directories and count chunks, while lookups and loads work."""
         try:
             with self._call():
                 self._usage.open()
@@ -106,7 +106,7 @@ class ChunkStore:
             raise open_error(error, self._config.root) from error
 
     def close(self) -> None:
-        """Refuse further calls, and close the root once no call is under way."""
+        """Refuse further calls, and close the root once all running calls have ended."""
         # Close no descriptor during a call, because its number may be reused for another directory.
         with self._lock:
             self._is_open = False
@@ -304,7 +304,7 @@ class ChunkStore:
                 directory.write_manifest(self._manifest)
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
-        """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
+        """Write a chunk's file and return its name; evict chunks if the file system is full."""
         # The free space says nothing about inodes and quotas. Evict twice, because the shard and
         # the file may need an inode each.
         for _ in range(2):
@@ -500,7 +500,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record a block's error; with ``at_file``, an error in ``FAULTS`` as a ``ChunkError``."""
+        """Record a block's error as a verdict; ``at_file`` turns ``FAULTS`` into ChunkErrors."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

@@ -79,7 +79,7 @@ class Temporaries:
     def write(
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
-        """Write buffers to a new file, or over a spare; return the name."""
+        """Write buffers to a new file, or over a spare; return the file's name."""
         name, fd = self._open_spare(sum(map(len, buffers)), direct) or self._open_new(direct)
         try:
             with ClosingFd(fd):
@@ -153,7 +153,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a file keeps the times that were set, to the nanosecond, after a read."""
+        """Return true if a file keeps its times to the nanosecond, even after a read."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:

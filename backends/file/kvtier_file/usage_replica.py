@@ -51,7 +51,7 @@ class UsageReplica:
         self.detach()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes to the budget, and collect the removals of the tier's own namespace."""
+        """Apply changes to the budget; keep this namespace's removals for `take_removed`."""
         add, discard, removed = self.budget.add, self.budget.discard, self._removed
         for fingerprint, key, size_bytes, used_ns in changes:
             if size_bytes >= 0:
@@ -78,7 +78,7 @@ class UsageReplica:
         self._generation = None
 
     def take_removed(self) -> dict[OffloadKey, bool]:
-        """Return the namespace's chunks removed since the last call; true for evicted chunks."""
+        """Return this namespace's removals since the last call; true marks an evicted chunk."""
         removed, self._removed = self._removed, {}
         return removed
 

@@ -107,7 +107,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def part(tmp_path_factory) -> ModuleType:
-    """Return the installed compiled part, or else compile it."""
+    """Return the compiled part; compile it if it is not installed."""
     if compiled.batch_io is not None:
         return compiled.batch_io
     source = Path(kvtier_file.__file__).with_name("_batch_io.c")

@@ -190,7 +190,7 @@ STATES = {
     "pipe": (pipe, NOT_DONE),
     "directory": (directory, NOT_DONE),
 }
-#: States that depend on the lifetime: a chunk counts as whole if the function returns false.
+#: States that depend on the lifetime. If a state's function returns false, the chunk is whole.
 AGES = {
     "expired": lambda lifetime: lifetime.expired_ns == EXPIRED_NS,
     **dict.fromkeys(

@@ -23,7 +23,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Return two workbenches on one root. Each notes the removals that its own tier reports."""
+    """Return two workbenches on one root. Each records the removals that its tier reports."""
     return make_bench(), make_bench()
 
 

@@ -37,7 +37,7 @@ class ObstoreTier(ChunkTierManager):
 
     A single request writes an object, so an existing object is always whole. After a cancellation,
     obstore continues the request for a while. So a cancelled store or deletion waits until its
-    request ends, at most ``timeout``.
+    request ends, but for at most ``timeout``.
     """
 
     config_model = ObstoreTierConfig

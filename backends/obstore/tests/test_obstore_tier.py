@@ -37,7 +37,7 @@ def url_of(endpoint: str, **options: object) -> str:
 
 
 class Answers:
-    """An HTTP server with one response to all requests, or none if ``status`` is ``None``."""
+    """An HTTP server with one response to all requests; it is silent if ``status`` is ``None``."""
 
     def __init__(self, status: int | None, body: str = "", missing_bytes: int = 0) -> None:
         # The server closes the connection ``missing_bytes`` before the announced end of the body.

@@ -26,7 +26,7 @@ def _host(value: object) -> object:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Return the servers of a list, or of text such as ``"b:26379,c:26379"``."""
+    """Return the servers in a list, or in text such as ``"b:26379,c:26379"``."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
@@ -138,7 +138,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """The age until which uses extend a chunk's expiry, in milliseconds; ``None``: forever."""
+        """The age in ms after which no use extends a chunk's expiry; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)
@@ -157,7 +157,7 @@ class RedisTierConfig(ExpiringTierConfig):
         ``redis+unix:///run/redis.sock?db=1``, the path names the socket.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query: if a password contains "?", the query holds its end.
+            # Do not show the query: if a password contains "?", the query holds the password's end.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,

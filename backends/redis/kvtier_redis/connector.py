@@ -76,7 +76,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Return an error if a server uses TLS and the options do not, or the reverse."""
+        """Return an error if a server uses TLS but the options do not, or vice versa."""
         if self._config.socket is not None:
             return None
         if self._tls:

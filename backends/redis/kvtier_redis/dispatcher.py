@@ -16,7 +16,7 @@ from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
 from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
 
-# A request visits at most this many servers. A resharding needs two, and a failover one more.
+# The maximum number of servers that a request visits. Resharding needs two, a failover three.
 _MOST_HOPS = 5
 
 
@@ -32,8 +32,8 @@ class _Hop:
 class Dispatcher:
     """A sender of batches of requests, with up to ``connections`` connections to each server.
 
-    A batch uses a connection for every ``share`` requests, and after each ``turn`` requests lets
-    another batch use the connection.
+    A batch uses one connection per ``share`` requests. After ``turn`` requests on a connection, it
+    lets another batch use the connection.
     """
 
     def __init__(

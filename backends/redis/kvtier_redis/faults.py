@@ -137,7 +137,7 @@ def client_error(error: Exception) -> TierError:
 
 
 def _plain(text: str) -> str:
-    """Reword a message of redis-py, with advice if there is any."""
+    """Reword a message of redis-py, and add advice if the cause is known."""
     unreachable = _UNREACHABLE.match(text)
     if unreachable is not None:
         address, reason = unreachable.groups()

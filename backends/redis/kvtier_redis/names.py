@@ -29,7 +29,6 @@ class Names:
         return self._start + key
 
     def young(self, key: OffloadKey) -> bytes:
-        """Return the name of a chunk's mark."""
         return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:

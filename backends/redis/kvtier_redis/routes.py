@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """A finder of a key's server, which also makes all requests that use redis-py."""
+    """The way to each key's server. A route also makes all requests that use redis-py."""
 
     is_cluster = False  # true if servers redirect requests
 
@@ -82,14 +82,14 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # Another application stores a list or a hash under this name. Our value is absent.
+                # Another application has a list or a hash of this name, so our value is absent.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
         return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Return the ``INFO`` of each server that replies; a refusal gives an empty dictionary."""
+        """Return each replying server's ``INFO``, or an empty dictionary if the server refuses."""
         return await self._ask_each(_info)
 
     async def key_count(self) -> int:
@@ -117,7 +117,7 @@ async def _info(server: Any) -> dict[str, Any]:
 
 
 class _Moving(Route):
-    """A route to servers that may move. The last known addresses serve until a search succeeds."""
+    """A route to servers that may move. It uses the last known addresses during a search."""
 
     def __init__(self, client: Any, clock: Clock) -> None:
         super().__init__(client)
@@ -278,7 +278,7 @@ class Cluster(_Moving):
             await self._map.initialize()
 
     async def open(self) -> None:
-        # Any live node has the map; the client's own initialize() would also ask dead nodes.
+        # Ask any live node for the map, because the client's own initialize() also asks dead nodes.
         await self._find()
 
     async def _close_client(self) -> None:

@@ -65,7 +65,7 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """An object in a listing. The time of its last write comes first, to sort objects by age."""
+    """An object in a listing. The last write's time comes first, so that objects sort by age."""
 
     modified_s: float
     name: str
@@ -75,7 +75,7 @@ class StoredObject(NamedTuple):
 class Bucket:
     """A bucket, accessed through aiobotocore's client.
 
-    Only requests for credentials use the environment's proxies, because they go to other hosts.
+    Requests for credentials go to other hosts, and only they use the environment's proxies.
     """
 
     #: Set by :meth:`open`.
@@ -131,7 +131,7 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The environment's proxy variable that the tier ignores, or ``None`` if none is set."""
+        """The name of the proxy variable that the tier ignores; ``None`` if no variable is set."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
@@ -213,7 +213,7 @@ class Bucket:
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Return a loader of botocore's models; the cache saves a tenth of a second per tier."""
+    """Return a loader of botocore's models; caching it saves a tenth of a second per tier."""
     return create_loader(data_path)
 
 

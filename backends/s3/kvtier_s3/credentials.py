@@ -65,7 +65,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await self._found.get_frozen_credentials()
 
     async def _find(self) -> Any:
-        """Search with a new session, because a session keeps the credentials that it found."""
+        """Return the credentials of a new session, because a session keeps its first result."""
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:

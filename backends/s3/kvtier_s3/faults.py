@@ -29,12 +29,12 @@ class SettingError(TierError):
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denied access to one object, and may deny access to all objects."""
+    """Raised if the server denied access to an object, and may deny access to all objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal by the server. Unsent fields are empty, except ``code``."""
+    """A refusal by the server. If the server sent no code, the status determines ``code``."""
 
     status: int
     code: str
@@ -215,7 +215,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """Return the code that the server sent, or a code for the status if it sent none."""
+    """Return the code that the server sent or, if it sent no code, a code for the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -305,7 +305,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate as :meth:`translated` does; turn ``_OF_CREDENTIALS`` into TierAuthError."""
+        """Translate errors as :meth:`translated` does, and credential errors to TierAuthError."""
         with self.translated():
             try:
                 yield

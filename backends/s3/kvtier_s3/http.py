@@ -23,7 +23,7 @@ _DIGITS_LIMIT = 18
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response. ``length_bytes`` is the body's length, or ``None`` if the head states none."""
+    """An HTTP response. ``length_bytes`` is the body's length; ``None`` if no header gives it."""
 
     status: int
     headers: Mapping[str, str]  # the names are in lower case
@@ -44,8 +44,8 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Make a request. If the status is 200, a body that fits is in ``target`` and not returned."""
-    # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
+    """Make a request. If the status is 200, ``target`` receives a body that fits."""
+    # Ignore unsent buffers, because a server may refuse a request before receiving all of it.
     await connection.send(parts)
     status = 0
     while status < 200:  # 1xx only announces the response
@@ -111,7 +111,7 @@ async def _receive_chunked(connection: Connection) -> bytes | None:
         if not piece.endswith(_LINE_END):
             raise _nonsense("a piece of the wrong length")
         pieces.append(piece[:piece_bytes])
-    # More headers may follow. An empty line ends the body.
+    # Skip the headers that may follow, up to the empty line that ends the body.
     while (line := await _receive_line(connection)) != _LINE_END:
         left_bytes -= len(line)
         if left_bytes < 0:

@@ -35,7 +35,7 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# A store also writes the manifest if the last write is this old, in case the bucket was emptied.
+# A store rewrites the manifest this long after its last write, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
 

@@ -40,7 +40,7 @@ _CHECKS = "checks_kvtier"
 _TELLS = "tells_kvtier"
 _SHORTENS = "shortens_kvtier"
 
-#: The sums of kvtier that vLLM's log line of transfers shows.
+#: kvtier's totals that vLLM's log line about transfers shows.
 _LOGGED = tuple(
     f"kvtier_{name}_total"
     for name in (
@@ -51,7 +51,7 @@ _LOGGED = tuple(
 
 _log = logging.getLogger("kvtier.vllm")
 
-# Each engine's listener for blocks, by the ``id()`` of the engine's configuration of events.
+# Each engine's listener for blocks, by the ``id()`` of the engine's events configuration.
 _described: dict[int, Callable[[OffloadKey, Callable[[], Any]], None]] = {}
 
 
@@ -90,9 +90,9 @@ def tell_blocks(
 ) -> Callable[[], None]:
     """Report each chunk that vLLM stores or finds, with a function that makes its blocks' metadata.
 
-    ``events_config`` is vLLM's object for the engine. Return a function that ends the reports.
+    ``events_config`` is the engine's events configuration. Return a function that ends the reports.
     """
-    # Wrap these methods, the only ones that have both a chunk and the request with its tokens.
+    # Wrap these methods, because only they have both a chunk and the request with its tokens.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
             OffloadingEventsTracker as Tracker,
@@ -130,7 +130,7 @@ def _tell_and(record: Callable[..., None], build: Callable[..., Any]) -> Callabl
 
 
 def tell_stops() -> None:
-    """Make the connector call ``note_stop`` of a manager, if it exists, when an answer ends."""
+    """Make the connector call its manager's ``note_stop``, if it has one, when an answer ends."""
     # These names are internal to vLLM, so any release may remove them.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -196,7 +196,7 @@ def trace_headers(req_context: ReqContext) -> Mapping[str, str]:
 
 
 def shorten_log() -> None:
-    """Limit vLLM's log line of transfers to six sums, instead of kvtier's hundreds of series."""
+    """Show only six of kvtier's hundreds of series in vLLM's log line about transfers."""
     reduce = OffloadingConnectorStats.reduce
     if vars(reduce).get(_SHORTENS):
         return
@@ -217,7 +217,7 @@ def shorten_log() -> None:
 
 
 def _stop_of(request: Any) -> str | None:
-    """Return why a request's answer ended, for example ``"length"``; ``None`` if it has not."""
+    """Return why a request's answer ended, for example ``"length"``, or ``None`` before its end."""
     reason = request.get_finished_reason()
     if reason is None:
         return None
@@ -310,7 +310,7 @@ def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # Leave out the head size, because the model, another fact, determines it.
+        # Leave out the head size, because the namespace already includes the model.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()
@@ -334,7 +334,7 @@ def expected_hash() -> tuple[str, bytes]:
 
 
 def actual_hash() -> tuple[str, bytes] | None:
-    """Return algorithm and seed of this process's chain hashes; ``None`` until vLLM sets them."""
+    """Return this process's algorithm and seed of chain hashes; ``None`` until vLLM sets them."""
     seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
     if seed is None:
         return None

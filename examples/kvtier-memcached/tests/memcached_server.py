@@ -13,7 +13,7 @@ _START_S = 20.0
 
 
 class MemcachedServer:
-    """A memcached server. After :meth:`kill`, :meth:`start` uses the same port again."""
+    """A memcached process on a free port. After :meth:`kill`, :meth:`start` reuses the port."""
 
     def __init__(self, *options: str) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as probe:

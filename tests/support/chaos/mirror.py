@@ -2,7 +2,7 @@
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
 ``REFUSAL`` holds the name of an error, all calls fail with this error. With ``EROFS``, only
-the writing calls fail. While the process is stopped (SIGSTOP), the file system does not answer.
+calls that write fail. While the process is stopped (SIGSTOP), the file system does not answer.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class ServedPlace(Place):
 
 
 class RedisPlace(ServedPlace):
-    """A redis-server that logs each write before it replies, so that a kill loses nothing."""
+    """A redis-server that logs each write before it replies, so that a kill loses no chunk."""
 
     _server: Server
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from support.fuzz.corpus import read_corpus, write_corpus
 
 _MAX_BYTES = 4096
-# The corpus keeps inputs of at most this length, and at most this many of them.
+# The maximum length of a kept input, and the maximum number of kept inputs.
 _KEPT_BYTES = 600
 _KEPT = 60
 _INPUT_S = 10

@@ -1,7 +1,7 @@
 """The device, and functions of CUDA that torch does not offer.
 
-Names and numbers are those of ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h``, the same
-in CUDA 12.9 and 13.0.
+Names and numbers come from ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h``, and are the
+same in CUDA 12.9 and 13.0.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Engine:
 
     def end_step(self, preempted: Sequence[str] = (), *, is_calm: bool = False) -> None:
         asked = None if is_calm else self._hints.of_operator()
-        # In the same step, a prefetch could take the room of a pin, unseen by the record.
+        # Give no pin during a prefetch, because the record cannot see a prefetch take a pin's room.
         if asked is not None and asked.hint.verb is Verb.PIN and self._inside.prefetches:
             asked = None
         if asked is not None:

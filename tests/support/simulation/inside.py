@@ -91,7 +91,7 @@ class Inside:
     def watch_admission(
         self, tier: ManagedTier, on_refused: Callable[[set[OffloadKey]], None]
     ) -> None:
-        """Call ``on_refused`` with the chunks that the admission policy keeps from a tier."""
+        """Call ``on_refused`` with the chunks that the admission policy keeps out of a tier."""
         choose = tier.admission.choose
 
         def watched(slots: Sequence[Slot]) -> Sequence[Slot]:

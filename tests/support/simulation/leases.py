@@ -108,7 +108,7 @@ class LeaseRecord:
         share = self._budget // len({tenant, *self._before})
         counts = Counter(terms.tenant for terms in self.held.values())
         for key, terms in self.held.items():
-            # A chunk that the tenant wants too need not make room for the tenant.
+            # A chunk that the tenant also wants does not have to lose its lease.
             if counts[tenant] < share < counts[terms.tenant] and key not in wanted:
                 self._breach(
                     "a tenant gets its share",
@@ -131,7 +131,7 @@ class LeaseRecord:
             if len(reclaimed) > most:
                 self._breach("a tenant keeps its share", f"{tenant!r} lost {len(reclaimed)}")
             latest_s = max((self.held[key].until_s for key in reclaimed), default=0.0)
-            # End all of them, because a chunk may lose its lease first and then leave the pool.
+            # End the leases of removed chunks too, because the leases may have ended first.
             self.end(its)
             for key, terms in self.held.items():
                 is_due = terms.tenant == tenant and terms.until_s < latest_s

@@ -59,7 +59,7 @@ class Ledger:
     ) -> None:
         self.name = name
         self.pending: dict[int, Job] = {}  # jobs whose result the manager has not read
-        # Jobs whose I/O goes on as far as the manager knows, so that their slots are pinned.
+        # Jobs whose I/O has not ended as far as the manager knows; their slots are pinned.
         self.held: dict[int, Job] = {}
         # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()

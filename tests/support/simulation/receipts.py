@@ -28,7 +28,7 @@ _WINDOW = 64
 class _Prefetch:
     request_id: str
     tenant: str
-    session: str | None  # whose chunks are loaded
+    session: str | None  # the session whose chunks are loaded
     owner: str
     keys: Sequence[OffloadKey]
     until_s: float

@@ -22,7 +22,7 @@ class SpillRule:
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Choose the tiers to check; none with a compiled core, whose methods cannot be patched."""
+        """Choose the tiers to check, unless the core is compiled: its methods cannot be patched."""
         if IS_COMPILED:
             return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):

@@ -145,7 +145,7 @@ class World:
         return function(*arguments)
 
     def note_error(self, message: str) -> None:
-        """Treat a logged error as a breach, because a tier's faults must only cause warnings."""
+        """Treat a logged error as a breach, because a tier's faults may cause only warnings."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:

@@ -16,12 +16,12 @@ from kvtier_sdk import ChunkError, ConfigError, CorruptChunkError
 from kvtier_sdk.codecs import planes
 from kvtier_sdk.codecs.planes import Float8, Planes
 
-#: The bits of sign and mantissa, for each type with an exact coder.
+#: The number of sign and mantissa bits, for each type with an exact coder.
 REST_BITS = {"bfloat16": 8, "float16": 11, "float8_e4m3fn": 4, "float8_e5m2": 3}
 DTYPES = list(REST_BITS)
 ROUNDED = ["bfloat16 in fp8", "float16 in fp8"]
-#: For each rounding coder: the bits of the mantissa, and the lowest and highest exponent of the
-#: power of two that divides a unit.
+#: For each rounding coder: the number of mantissa bits, and the lowest and the highest exponent of
+#: the power of two that divides a unit.
 SCALES = {"bfloat16 in fp8": (7, -116, 119), "float16 in fp8": (10, -15, 7)}
 BLOCK, UNIT = 16384, 128
 SOURCE = Path(planes.__file__).with_name("_planes.c")
@@ -177,7 +177,7 @@ def test_every_pattern_comes_back(dtype):
     patterns = np.random.default_rng(2).permutation(2 ** (8 * size)).astype(f"<u{size}")
     mixed = np.frombuffer(common, patterns.dtype).copy()
     mixed[: 20 * len(patterns) : 20] = patterns
-    # A block of patterns alone gains nothing from coding. In the mixed payload, patterns are rare.
+    # Coding does not shorten a block of patterns alone. In the mixed payload, patterns are rare.
     for payload in (common + patterns.tobytes(), mixed.tobytes()):
         stored = encode(dtype, payload)
         assert stored
@@ -263,7 +263,7 @@ def test_another_length_is_refused(dtype):
 def test_damaged_bytes_are_refused_or_decoded_alike(compiled, dtype, data):
     payload = normal(dtype, BLOCK + 256) + b"end"
     stored = bytearray(encode(dtype, payload))
-    # Most bytes are rests, which may have any value, so damage a head and the table too.
+    # Most bytes hold signs and mantissas, which may have any value, so damage heads and tables.
     head, end = BLOCK * REST_BITS.get(dtype, 0) // 8, len(stored) - 1
     places = st.integers(0, end) | st.integers(head, head + 40) | st.integers(end - 40, end)
     for at, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=8)):

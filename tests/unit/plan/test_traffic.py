@@ -61,7 +61,7 @@ def test_without_a_tier_nothing_is_stored() -> None:
 
 
 def returning(after_s: int, until_s: int) -> Traffic:
-    """Return traffic in which each chunk, even one from before the trace, returns once."""
+    """Return traffic: each second, a new chunk and the chunk from ``after_s`` seconds earlier."""
     numbers = [(at_s, number) for at_s in range(until_s) for number in (at_s, at_s - after_s)]
     return Traffic(
         [
@@ -76,7 +76,7 @@ def returning(after_s: int, until_s: int) -> Traffic:
 
 
 def test_a_forecast_counts_returns_that_the_window_is_almost_too_short_for() -> None:
-    # Chunks return in the last fifth of the first window, and in all of the second.
+    # The first window sees its own chunks again only in its last fifth.
     both = returning(after_s=80, until_s=200)
     size = 10_000
     forecast = both.flow("lru", size, 0, Window(0, 100, is_forecast=True))

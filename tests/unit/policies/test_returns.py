@@ -115,7 +115,7 @@ def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> Non
     for number, (name, at_s) in enumerate(sorted(turns, key=itemgetter(1))):
         policy.now_s = at_s
         turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
-    # The fast conversation has waited least. Without its pace, it would be evicted first.
+    # Without its pace, the fast conversation would be evicted, because it has waited least.
     assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
 
 
@@ -126,7 +126,7 @@ def test_rates_of_which_little_is_known_follow_their_base() -> None:
     known.note(10, 50.0, 100.0)
     base.renew()
     known.renew()
-    # Notes also go to the base.
+    # The base also counts the note of ``known``; otherwise its rate would be 0.
     assert 0.03 < base.worths[10] < known.worths[10] / 3
     assert _Rates(base).worths == pytest.approx(base.worths)
 

@@ -30,13 +30,13 @@ def test_hits_are_grouped_by_session_and_by_what_a_turn_follows() -> None:
         (request("a", "12", 0, "tool_use"), 0),
         (request("b", "5", 1, "end_turn"), 0),
         (request("a", "123", 4, "end_turn"), 2),
-        # The session's previous request had chunk 2, which is not found.
+        # Chunk 2 was in the session's previous request, but is not found this time.
         (request("a", "1234", 64, None), 1),
-        # This request shares no chunk with its session's previous request, so it loses none.
+        # This request shares no chunk with its session's previous request, so it loses no chunk.
         (request("b", "67", 101, None), 0),
         (request(None, "9", 102, "tool_use"), 0),
         (request("c", "", 103, None), 0),
-        # Everything is found, so nothing is lost, although the previous request was longer.
+        # All chunks are found, so the session loses no chunk, although its last prompt was longer.
         (request("a", "12", 104, None), 2),
     ]
     assert session_hits(*zip(*played, strict=True)) == SessionHits(

@@ -31,7 +31,7 @@ def test_each_key_gets_its_answer_and_its_bytes_however_often_it_is_named(
     max_batch_keys: int | None,
     concurrency: int,
 ) -> None:
-    # The rig fails at its end if a call had a repeated key or too many keys.
+    # When the test ends, the rig fails if a call had a repeated key or too many keys.
     rig = Rig(declares={"max_batch_keys": max_batch_keys}, concurrency=concurrency)
     store = rig.job(STORE, names=stored)
     for key, slot in zip(stored, store.slots, strict=True):

@@ -89,13 +89,13 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def kv() -> bytes:
-    """Return normally distributed bfloat16 numbers, whose exponents are like those of KV."""
+    """Return normally distributed bfloat16 numbers, with exponents as in a KV cache."""
     floats = np.random.default_rng(0).normal(size=CHUNK_BYTES // 2).astype(np.float32)
     return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def batch_of(count: float) -> list[Transfer]:
-    """Return a batch of ``count`` chunks; a fraction makes the last chunk a compressed one."""
+    """Return ``count`` chunks; a fraction of a chunk at the end stands for a compressed chunk."""
     payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
     starts = range(0, len(payload), CHUNK_BYTES)
     parts = [payload[start : start + CHUNK_BYTES] for start in starts]

@@ -27,7 +27,7 @@ from vllm_server import (
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
-#: The chunks of a prompt. The pool has 64 slots, and hints may use a quarter of them.
+#: Chunks per prompt. One prompt fits into the quarter of the pool's 64 slots that hints may use.
 CHUNKS = 10
 #: The prompts of a flood: enough to fill the pool twice and the device many times.
 FLOOD = 13

@@ -1,4 +1,4 @@
-"""The metrics, vLLM's log and ``kvtier`` report what hits saved, even after a restart."""
+"""The metrics, vLLM's log and ``kvtier`` report the savings from hits, also after a restart."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The workers and manager of an engine, made by vLLM's own code; plain copies replace the GPU's."""
+"""The workers and manager of an engine, made by vLLM's own code, with copies on the CPU."""
 
 import ctypes
 import functools
