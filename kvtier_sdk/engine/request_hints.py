@@ -102,7 +102,6 @@ def read_request(
     request_id: str,
     params: Mapping[str, Any] | None,
     actions: Iterable[tuple[str, Mapping[str, Any]]] = (),
-    trace_headers: Mapping[str, str] | None = None,
 ) -> RequestContext:
     """Make a request's context from its client's parameters, none of which raises an error.
 
@@ -117,14 +116,13 @@ def read_request(
         actions: names and payloads of at most 64 further hints, such as the actions of vLLM's
             ``kv_hints``. A payload may have a ``session`` and a ``tenant`` beside the hint's own
             fields. The field ``value`` holds a hint that is not a table, such as ``resume_in``.
-        trace_headers: the request's W3C trace headers.
     """
-    params, headers = params or {}, trace_headers or {}
+    params = params or {}
     try:
         hints = _Hints.model_validate(_joined(params.get("kvtier"), actions))
     except ValidationError as error:
         mistake = Hint(Verb.UNKNOWN, mistake=_in_words(error))
-        return RequestContext(request_id, params, hints=(mistake,), trace_headers=headers)
+        return RequestContext(request_id, params, hints=(mistake,))
     is_last = hints.demote or hints.end
     return RequestContext(
         request_id,
@@ -135,7 +133,6 @@ def read_request(
         priority=hints.priority,
         hints=hints.as_hints(),
         is_over=hints.end,
-        trace_headers=headers,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from kvtier_sdk.aio.clock import Clock
@@ -13,32 +14,32 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 _DONE: Final = {Operation.LOOKUP: "found", Operation.LOAD: "loaded", Operation.STORE: "stored"}
 
 
-class Spans:
-    def __init__(self, api: Any, tier: str, clock: Clock) -> None:
-        self._tracer = api.get_tracer("kvtier")
-        self._error = api.StatusCode.ERROR
-        w3c = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
-        self._headers = w3c.TraceContextTextMapPropagator()
-        self._tier = tier
-        self._clock = clock
+def span_maker(tier: str, clock: Clock) -> Callable[[Job, JobResult], None] | None:
+    """Return ``None`` unless this process has configured an OpenTelemetry SDK."""
+    # A process with an SDK has imported the API, so kvtier need not require the API.
+    api: Any = sys.modules.get("opentelemetry.trace")
+    if api is None or isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):
+        return None
+    tracer = api.get_tracer("kvtier")
+    w3c = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
+    propagator = w3c.TraceContextTextMapPropagator()
 
-    def add(self, job: Job, result: JobResult) -> None:
-        """Make the span of a job, under the span that the request's trace headers name."""
+    def make_span(job: Job, result: JobResult) -> None:
         done = _DONE.get(job.operation)
         if done is None:
             return
-        verdicts, now_s = result.verdicts, self._clock.now_s()
-        start_s = self._clock.wall_s() - now_s + job.handed_s
+        verdicts, now_s = result.verdicts, clock.now_s()
+        start_s = clock.wall_s() - now_s + job.handed_s
         # A job that the client itself has ended, for example an overdue one, has no duration.
         end_s = start_s + (result.duration_s or now_s - job.handed_s)
         succeeded = verdicts.count(Verdict.OK)
         absent = verdicts.count(Verdict.NOT_FOUND) if done == "found" else 0
-        span = self._tracer.start_span(
+        span = tracer.start_span(
             f"kvtier.{job.operation.value}",
             # Without headers the context is empty, so the span is a root.
-            self._headers.extract(job.request.trace_headers),
+            propagator.extract(job.request.trace_headers),
             attributes={
-                "kvtier.tier": self._tier,
+                "kvtier.tier": tier,
                 "kvtier.request_id": job.request.request_id,
                 "kvtier.chunks": len(verdicts),
                 f"kvtier.{done}_chunks": succeeded,
@@ -48,14 +49,7 @@ class Spans:
             start_time=int(start_s * 1e9),
         )
         if result.error is not None:
-            span.set_status(self._error, result.error)
+            span.set_status(api.StatusCode.ERROR, result.error)
         span.end(int(end_s * 1e9))
 
-
-def spans_of(tier: str, clock: Clock) -> Spans | None:
-    """Return ``None`` unless this process has configured an OpenTelemetry SDK."""
-    # A process with an SDK has imported the API, so kvtier need not require the API.
-    api: Any = sys.modules.get("opentelemetry.trace")
-    if api is None or isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):
-        return None
-    return Spans(api, tier, clock)
+    return make_span

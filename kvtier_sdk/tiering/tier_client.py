@@ -33,7 +33,7 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
-from kvtier_sdk.tiering.spans import spans_of
+from kvtier_sdk.tiering.spans import span_maker
 from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
@@ -141,7 +141,7 @@ class TierClient:
         of = spec.name, tier_class.medium, tier_class.locality
         self._events = EventLog(*of, is_enabled=events)
         self._note_of = note_of
-        self._spans = spans_of(spec.name, clock)
+        self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
         # The collected jobs, in order, and each request's load to which later chunks are added.
         self._collected: list[Job] = []
@@ -527,8 +527,8 @@ class TierClient:
             count_result(self.stats, job, result, now_s)
             self.pace.end(job, result, now_s)
             self._tell(job, result)
-            if self._spans is not None:
-                self._spans.add(job, result)
+            if self._make_span is not None:
+                self._make_span(job, result)
         if result.released:
             self._release(result.job_id)
 

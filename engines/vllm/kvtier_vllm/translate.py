@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import Locality as EngineLocality
@@ -33,12 +34,12 @@ def engine_locality(locality: Locality) -> EngineLocality:
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
     envelope = getattr(engine_request, "kv_hints", None)
     actions = [] if envelope is None else envelope.actions
-    return read_request(
+    request = read_request(
         request_id or engine_request.req_id,
         engine_request.kv_transfer_params,
         [(action.action_type, action.payload) for action in actions],
-        compat.trace_headers(engine_request),
     )
+    return replace(request, trace_headers=compat.trace_headers(engine_request))
 
 
 def chunk_note(blocks: Any) -> ChunkNote:
