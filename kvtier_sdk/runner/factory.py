@@ -16,7 +16,7 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if a tier needs a separate process, or runs better in one."""
+    """Return true if the tier of ``spec`` needs a separate process, or runs better in one."""
     option = spec.runner.runner
     tier_class = spec.tier_class
     if tier_class.needs_process:

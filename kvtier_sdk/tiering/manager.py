@@ -428,7 +428,7 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Attach a note for routers to a chunk that is being stored or was loaded.
+        """Attach a note for routers to the chunk ``key``, which is being stored or was loaded.
 
         ``make_note`` is called only if the chunk is in the pool and has no note.
         """
