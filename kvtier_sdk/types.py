@@ -94,6 +94,8 @@ class RequestContext:
         priority: the default priority of retained ranges, 0 to 100.
         hints: the caller's hints, which the manager carries out when the request ends.
         is_over: true if no later turn needs the chunks. Tiers then neither store nor renew them.
+        trace_headers: the W3C headers ``traceparent`` and ``tracestate``, if the caller traces the
+            request. Spans of the request's lookups, loads and stores join that trace.
     """
 
     request_id: str
@@ -104,6 +106,7 @@ class RequestContext:
     priority: int = DEFAULT_PRIORITY
     hints: tuple[Hint, ...] = ()
     is_over: bool = False
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
     #: ``params`` as JSON, encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 

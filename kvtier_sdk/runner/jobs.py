@@ -94,6 +94,7 @@ class Job:
         queue_bytes: for a store, the payload bytes of all unfinished stores when this job was
             queued, including the job itself; set by the engine only.
         notes: for a store whose chunks are announced to routers, each chunk's note.
+        handed_s: time on the injected clock at which the engine handed the job over.
     """
 
     job_id: int
@@ -106,6 +107,7 @@ class Job:
     result: JobResult | None = None
     queue_bytes: int = 0
     notes: Sequence[bytes] = ()
+    handed_s: float = 0.0
 
 
 class JobResult(msgspec.Struct, eq=False, tag=True):

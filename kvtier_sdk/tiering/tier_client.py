@@ -33,6 +33,7 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
+from kvtier_sdk.tiering.spans import span_maker
 from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
@@ -140,6 +141,7 @@ class TierClient:
         of = spec.name, tier_class.medium, tier_class.locality
         self._events = EventLog(*of, is_enabled=events)
         self._note_of = note_of
+        self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
         # The collected jobs, in order, and for each request the load that takes further chunks.
         self._collected: list[Job] = []
@@ -415,6 +417,7 @@ class TierClient:
         self._collected, self._open_loads = [], {}
         now_s = self._clock.now_s()
         for job in jobs:
+            job.handed_s = now_s
             self.jobs.add(job)
             self.pace.begin(job, now_s)
             if self._note_of is not None and job.operation is _STORE:
@@ -524,6 +527,8 @@ class TierClient:
             count_result(self.stats, job, result, now_s)
             self.pace.end(job, result, now_s)
             self._tell(job, result)
+            if self._make_span is not None:
+                self._make_span(job, result)
         if result.released:
             self._release(result.job_id)
 

@@ -1,4 +1,4 @@
-"""The kustomize base renders and satisfies Kubernetes' schemas, and its parts fit together."""
+"""The manifests satisfy Kubernetes' schemas, and their parts fit together."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.reader
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
+KSERVE = ROOT / "deploy" / "kserve" / "llm-inference-service.yaml"
 #: The user id and the group id of the engine.
 USER = 1000
 
@@ -36,6 +37,11 @@ def walk(value: Any) -> Iterator[dict[str, Any]]:
 def bytes_of(size: str) -> int:
     number, unit = re.fullmatch(r"(\d+)([GM])iB?", size).groups()  # type: ignore[union-attr]
     return int(number) << {"M": 20, "G": 30}[unit]
+
+
+def image() -> str:
+    versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return f"registry.example/vllm-kvtier:{versions['version']}"
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +113,7 @@ def test_the_configuration_fits_the_pod(pod: Any, options: Any) -> None:
     assert options["admin_socket"] in at
     for secret in (redis["password_file"], redis["codec"].partition(":")[2]):
         assert str(Path(secret).parents[1]) in at
-    versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert engine["image"] == f"registry.example/vllm-kvtier:{versions['version']}"
+    assert engine["image"] == image()
     assert pod["initContainers"][0]["image"] == engine["image"]
 
 
@@ -155,3 +160,35 @@ def test_kvtier_accepts_the_configuration(options: Any, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "kv.json").write_text(text.replace("metrics_port", "metrics_prt"))
     assert kvtier("check", "--no-dry-run", tmp_path / "kv.json").returncode == 2
+
+
+def test_the_service_of_kserve_gives_vllm_its_configuration(tmp_path: Path) -> None:
+    """No package has KServe's schema; the rest is Kubernetes' and vLLM's."""
+    config, service = yaml.safe_load_all(KSERVE.read_text())
+    pod = service["spec"]["template"]
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "engine"}, "spec": pod}
+    for document in (config, body):
+        kubernetes_validate.validate(document, "1.34", strict=True)
+    (engine,) = pod["containers"]
+    assert engine["image"] == image()
+    mounts = {one["name"]: one["mountPath"] for one in engine["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert volumes.keys() - mounts.keys() == {"dshm"}
+    assert volumes["config"]["configMap"]["name"] == config["metadata"]["name"]
+    ((name, text),) = config["data"].items()
+    options = json.loads(text)["kv_connector_extra_config"]
+    assert options["secondary_tiers"][0].startswith(f"file://{mounts['kv']}?")
+    room = bytes_of(volumes["dshm"]["emptyDir"]["sizeLimit"])
+    assert bytes_of(options["cpu_bytes_to_use"]) < room
+    assert room < bytes_of(engine["resources"]["limits"]["memory"])
+    # KServe's command hands the options to the shell's eval.
+    (tmp_path / name).write_text(text)
+    variables = {one["name"]: one["value"] for one in engine["env"]}
+    added = variables["VLLM_ADDITIONAL_ARGS"].replace(mounts["config"], str(tmp_path))
+    script = r"""eval "printf '%s\\0' ${VLLM_ADDITIONAL_ARGS}" """
+    given = subprocess.run(
+        ["bash", "-c", script], env={"VLLM_ADDITIONAL_ARGS": added}, check=True, capture_output=True
+    )
+    assert given.stdout.decode().split("\0") == ["--kv-transfer-config", text.rstrip(), ""]
+    done = kvtier("check", "--no-dry-run", tmp_path / name)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -142,7 +142,16 @@ def test_a_public_constant_is_explained() -> None:
 
 @pytest.mark.parametrize("module", ["kvtier_sdk", "kvtier_sdk.engine"])
 def test_importing_a_public_module_brings_nothing_heavy_along(module: str, tmp_path: Path) -> None:
-    heavy = ["torch", "vllm", "typer", "rich", "uvloop", "yaml", "prometheus_client"]
+    heavy = [
+        "torch",
+        "vllm",
+        "typer",
+        "rich",
+        "uvloop",
+        "yaml",
+        "prometheus_client",
+        "opentelemetry",
+    ]
     if module == "kvtier_sdk":
         heavy.append("kvtier_sdk.tiering")
     code = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"

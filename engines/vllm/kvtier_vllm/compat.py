@@ -7,7 +7,7 @@ import functools
 import logging
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -160,6 +160,41 @@ def tell_stops() -> None:
     Scheduler.request_finished = tell_and_finish
 
 
+class _TraceHeaders(dict[str, str]):
+    """A request's trace headers, stored in vLLM's context of the request."""
+
+
+def tell_traces() -> None:
+    """Store each request's trace headers in the connector's context of the request."""
+    # The context lacks the headers, and this function is the only one that has both.
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+
+        make = scheduler._create_req_context
+    except (ImportError, AttributeError) as error:
+        _warn_of_untold_traces(str(error))
+        return
+    if vars(make).get(_TELLS):
+        return
+
+    @functools.wraps(make)
+    def make_and_tell(request: Any, *args: Any, **kwargs: Any) -> Any:
+        made = make(request, *args, **kwargs)
+        headers = getattr(request, "trace_headers", None)
+        if headers:
+            made.set_state(_TraceHeaders(headers))
+        return made
+
+    vars(make_and_tell)[_TELLS] = True
+    scheduler._create_req_context = make_and_tell
+
+
+def trace_headers(req_context: ReqContext) -> Mapping[str, str]:
+    """Return the W3C trace headers of a request's client, if vLLM exports traces."""
+    headers: Mapping[str, str] | None = req_context.get_state(_TraceHeaders)
+    return headers or {}
+
+
 def shorten_log() -> None:
     """Show only six of kvtier's hundreds of series in vLLM's log line about transfers."""
     reduce = OffloadingConnectorStats.reduce
@@ -204,6 +239,11 @@ def _warn_of_untold_stops(why: str) -> None:
         "equally soon after each of them",
         why,
     )
+
+
+@functools.cache
+def _warn_of_untold_traces(why: str) -> None:
+    _log.warning("spans do not join the traces of this vLLM's requests: %s", why)
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:

@@ -119,6 +119,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         join_engine_log()
         compat.warn_if_untried()
+        compat.tell_traces()
         entry = SecondaryTierEntry.of_tier(offloading_spec, options)
         self._spec = entry.tier
         self._options = entry.options

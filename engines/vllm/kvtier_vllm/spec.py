@@ -77,6 +77,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def get_manager(self) -> OffloadingManager:
         if self._manager is None:
             compat.tell_stops()
+            compat.tell_traces()
             tiers = self._options.read_tiers()
             pool = self._scheduler_pool()
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import Locality as EngineLocality
@@ -11,6 +12,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
 from kvtier_sdk.engine import PRIMARY, ChunkNote, read_request
+from kvtier_vllm import compat
 
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
@@ -32,11 +34,12 @@ def engine_locality(locality: Locality) -> EngineLocality:
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
     envelope = getattr(engine_request, "kv_hints", None)
     actions = [] if envelope is None else envelope.actions
-    return read_request(
+    request = read_request(
         request_id or engine_request.req_id,
         engine_request.kv_transfer_params,
         [(action.action_type, action.payload) for action in actions],
     )
+    return replace(request, trace_headers=compat.trace_headers(engine_request))
 
 
 def chunk_note(blocks: Any) -> ChunkNote:

@@ -1,4 +1,4 @@
-"""Hints to ``vllm serve``: from clients over HTTP, and from operators over the admin socket."""
+"""What ``vllm serve`` is told: hints and traces of clients, hints of operators."""
 
 import re
 import statistics
@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from support.command import kvtier
 from support.redis_server import free_port
+from trace_collector import Collector, collecting
 from vllm_server import (
     complete,
     make_model,
     make_words,
     metric,
+    post,
     serving_model,
     wait_for,
     wait_until,
@@ -45,6 +47,10 @@ class Server:
         if hints is not None:
             options["kv_transfer_params"] = {"kvtier": hints}
         return complete(self._port, self.model, prompt, **options)
+
+    def ask_traced(self, prompt: str, traceparent: str) -> None:
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 4}
+        post(self._port, "/v1/completions", body, traceparent=traceparent)
 
     def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
         """Send the prompt; return its cached chunks, and its hits in the pool and in the tier."""
@@ -108,7 +114,13 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     model, port = folder / "model", free_port()
     make_model(model)
@@ -122,7 +134,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     )
     # The device holds little more than one prompt.
     options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"
-    with serving_model(folder, port, config, options):
+    options += f" --otlp-traces-endpoint {collector.url}"
+    # The protocol, and the milliseconds between two exports.
+    tracing = {
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+    }
+    with serving_model(folder, port, config, options, **tracing):
         yield server
 
 
@@ -230,3 +248,24 @@ def test_commands_move_a_sessions_chunks(server: Server) -> None:
         assert told == f"prefetch for session 'system-prompt': accepted, {CHUNKS} chunks"
     server.ask(words(301, 10))
     assert server.cached_chunks(prompt)[1] == CHUNKS
+
+
+def test_spans_join_the_trace_of_a_request(server: Server, collector: Collector) -> None:
+    trace_id, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    prompt = words(500)
+    for name in ("kvtier.store", "kvtier.load"):
+        server.ask_traced(prompt, f"00-{trace_id}-{caller}-01")
+        server.flood()
+        wait_until(lambda name=name: name in collector.in_trace(trace_id), name)
+    spans = collector.in_trace(trace_id)
+    assert {"kvtier.lookup", "kvtier.store", "kvtier.load", "llm_request"} <= spans.keys()
+    assert {one.parent_span_id.hex() for one in spans.values()} == {caller}
+    load = {one.key: one.value for one in spans["kvtier.load"].attributes}
+    assert load["kvtier.tier"].string_value == "file"
+    assert load["kvtier.loaded_chunks"].int_value == CHUNKS
+    told = {one.key: one.value.string_value for one in spans["llm_request"].attributes}
+    assert load["kvtier.request_id"].string_value.startswith(told["gen_ai.request.id"])
+    untraced = [
+        one for one in collector.spans if one.name == "kvtier.store" and not one.parent_span_id
+    ]
+    assert len(untraced) >= 2 * FLOOD

@@ -1,4 +1,4 @@
-"""kvtier on releases of vLLM without the internals that report why answers end."""
+"""kvtier on releases of vLLM without the internals that report why answers end, or traces."""
 
 import sys
 import warnings
@@ -78,3 +78,12 @@ def test_a_request_without_the_name_is_finished_with_one_warning(
         assert scheduler.request_finished(request) == "finished"
     assert scheduler.stops == []
     assert caplog.text.count("does not tell why answers end") == 1
+
+
+def test_a_release_without_contexts_of_requests_starts_with_a_warning(
+    connector: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    compat._warn_of_untold_traces.cache_clear()
+    for _ in range(2):
+        compat.tell_traces()
+    assert caplog.text.count("spans do not join the traces") == 1

@@ -115,8 +115,8 @@ def serving_model(
         yield engine
 
 
-def post(port: int, path: str, body: object) -> bytes:
-    url, headers = f"http://127.0.0.1:{port}{path}", {"Content-Type": "application/json"}
+def post(port: int, path: str, body: object, **headers: str) -> bytes:
+    url, headers = f"http://127.0.0.1:{port}{path}", {"Content-Type": "application/json"} | headers
     asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(asked, timeout=60) as answer:
         return bytes(answer.read())
