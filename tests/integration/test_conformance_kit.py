@@ -29,7 +29,7 @@ from kvtier_sdk.testing import (
     tier_state_machine,
 )
 from kvtier_sdk.testing.conformance import chunks, outages
-from kvtier_sdk.testing.conformance.suite import run_check
+from kvtier_sdk.testing.conformance.rules import run_check
 
 #: Checks that use threads, processes or real delays. All other checks run on virtual time, where a
 #: call that never ends reaches its time limit at once.
