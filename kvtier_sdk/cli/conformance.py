@@ -6,7 +6,6 @@ import asyncio
 import json
 import platform
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvtier_sdk.cli.targets import is_url
-from kvtier_sdk.cli.terminal import say
+from kvtier_sdk.cli.terminal import read_settings, say
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.registry import available_backends
 
@@ -33,7 +31,7 @@ def conformance_command(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the tier; repeat."),
+        typer.Option(metavar="OPTION=VALUE", help="An option of the tier; repeat."),
     ] = None,
     record: Annotated[
         typer.FileTextWrite | None,
@@ -52,7 +50,8 @@ def conformance_command(
     from kvtier_sdk.testing import TierSubject, run_kit
 
     named_by = "url" if is_url(tier) else "type"
-    spec = TierSpec.from_options({named_by: tier, **_options(option or ())}, where="command line")
+    options = {**read_settings(option or ()), named_by: tier}
+    spec = TierSpec.from_options(options, where="command line")
     info = next(info for info in available_backends() if info.name == spec.backend)
     mask = secrets_of(spec.config).mask
     rules = {}
@@ -87,12 +86,3 @@ async def _open(subject: TierSubject) -> None:
     """Open the tier once, so that an outage or a wrong setting ends the command."""
     async with subject.opened():
         pass
-
-
-def _options(given: Sequence[str]) -> dict[str, str]:
-    options = {}
-    for text in given:
-        name, equals, options[name] = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--option {text!r} has no '='; write for example 'root=/tmp/kv'")
-    return options

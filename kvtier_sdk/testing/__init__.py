@@ -11,7 +11,6 @@ from kvtier_sdk.testing.conformance.results import CheckResult, run_kit
 from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, ConformanceError, Hook
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.testing.faulty import Fault, FaultKind, FaultPlan, FaultyTier, faulty
-from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ __all__ = [
     "FaultPlan",
     "FaultyTier",
     "Hook",
-    "InlineRunner",
     "Probe",
     "TierConformance",
     "TierLike",
