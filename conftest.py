@@ -39,7 +39,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what collection has made from garbage collections: tests collect often."""
+    """Exclude the collected tests from garbage collections, which tests start often."""
     gc.collect()
     gc.freeze()
 

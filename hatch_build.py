@@ -16,7 +16,7 @@ class CompiledCore(BuildHookInterface[Any]):
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the sources, except for an editable install."""
+        """Compile the sources, unless the install is editable."""
         if version == "editable":
             return
         from mypyc.build import mypycify

@@ -1,4 +1,4 @@
-"""Measure the throughput of each backend, beside a plain client and a limit.
+"""Measure the throughput of each backend, a plain client and a limit.
 
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
@@ -10,8 +10,8 @@ because it only moves bytes, with as many clients or threads as the tier has con
     s3        requests over bare sockets to the same server, signed in advance
     mooncake  the client's calls with one buffer per chunk
 
-A tier is called as a runner calls it: with batches of up to 8 MiB, as many at a time as the clients
-have connections. The file tier runs behind its real runner, with and without digests. Each program
+A tier is called as a runner calls it: with batches of up to 8 MiB, as many at once as the plain
+client has connections. The file tier has a real runner, with and without digests. Each program
 moves random bytes, which are then compared and removed. Files bypass the page cache if the disk
 allows it. vLLM's C extension is measured in vLLM's environment only. MiB/s count the payload. CPU
 is the client's processor time per chunk, in user and kernel mode, which is more reliable than wall

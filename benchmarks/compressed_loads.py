@@ -4,8 +4,8 @@ Usage: python benchmarks/compressed_loads.py [--link 8gbit] [--backend NAME ...]
 
 Chunks are normally distributed random numbers in bfloat16, which compress as well as a model's KV.
 --link sets the rate of the loopback in a separate network namespace, and needs root and ``tc``. In
-each round, each side stores, loads, compares and deletes all chunks; its tier stays open between
-rounds. CPU is the client's processor time per chunk.
+each round, a tier for each value stores, loads, compares and deletes all chunks. The tiers stay
+open between rounds. CPU is the client's processor time per chunk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
                     asyncio.run(way.open())
                     opened.callback(lambda way=way: asyncio.run(way.close()))
                     sides[name] = partial(_round, way)
-                # The warm-up round lets the gate learn, so its figures are dropped.
+                # Drop the warm-up round, in which kvtier learns whether compression saves time.
                 bench.measure(f"{backend}, {format_bytes(kib * 1024)}{where}", sides, warm_up=True)
     bench.finish()
 

@@ -2,8 +2,8 @@
 
 Each step makes the connector's calls in the connector's order:
 
-    1. for each waiting request: ``lookup`` from the first chunk to the first miss. If an answer is
-       pending, the lookups are repeated in the next step. Otherwise ``prepare_load`` of the hits.
+    1. for each waiting request: ``lookup`` from the first chunk to the first miss, in each step
+       until all answers have arrived; then ``prepare_load`` of the hits
     2. ``on_schedule_end``
     3. ``prepare_store`` of the chunks that a request has computed; ``on_request_finished``
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
@@ -63,7 +63,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples of each kind and of ``all``, minus the time of reading the clock."""
+        """Return the samples of each kind, and all samples as ``all``, less the clock's cost."""
         samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()
@@ -104,7 +104,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work per chunk, equal for all sides, and the calls' times per chunk."""
+        """Yield the work and the CPU time per chunk. The work is equal for all sides."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

@@ -3,8 +3,8 @@
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
 Each measurement moves the same number of bytes, split among its processes. Each round measures
-every program with every number of processes. The ratios compare with the first program, the tier,
-in one process. The programs:
+every program with every number of processes. Ratios are relative to the first program, the tier, in
+one process. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
@@ -92,7 +92,7 @@ def _work(
         tier = {"type": "file", "root": str(root), "min_free": 0, **capacity}
         files = TierWay(work, key_start=start.encode(), may_evict=is_full, **tier)
     try:
-        # With a full tier, half of the chunks have been evicted, and loads would miss.
+        # A full tier has evicted half of the chunks, so loads would miss.
         return asyncio.run(_spans(files, is_loaded=not is_full))
     except BaseException:
         traceback.print_exc()
@@ -101,7 +101,7 @@ def _work(
 
 
 async def _spans(way: Way, *, is_loaded: bool) -> list[tuple[float, float]]:
-    """Return the start and end of the stores and of the loads, by a clock that processes share."""
+    """Return the start and end of the stores and of the loads, on a clock that workers share."""
     spans = []
     await way.open()
     # A garbage collection in the worker that holds the root's lock would stop all workers.

@@ -1,4 +1,4 @@
-"""Compare vLLM's file tier and kvtier's by time to first token and by answers from damaged files.
+"""Compare vLLM's file tier and kvtier's: time to first token, and answers from damaged files.
 
 Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N] [--layers N]
 

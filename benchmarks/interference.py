@@ -57,7 +57,7 @@ def main() -> None:
 def _turn(
     engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
 ) -> Iterator[Sample]:
-    """Measure steps alternately while the tier rests and while it works."""
+    """Alternately measure steps while the tier rests and while it works; yield the samples."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)

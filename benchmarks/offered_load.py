@@ -33,15 +33,15 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A source of work for a tier. At each engine step, it submits the chunks that are due.
+    """A load generator for a tier. At each engine step, it submits the chunks that are due.
 
-    Stores and loads alternate. If no slot is free, the chunk is skipped, so a slow tier gets less.
+    Stores and loads alternate. A chunk is skipped if no slot is free, as happens with a slow tier.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
         self._bytes_per_s = mb_per_s * 1e6
         self._moved_bytes = 0
-        # Use new keys in each run, because a tier may skip the store of a chunk that it has.
+        # Use new keys in each run, because a tier may skip the store of a chunk that it holds.
         numbers = itertools.count(time.time_ns())
         self._new_keys = (make_offload_key(number.to_bytes(8, "big") * 4) for number in numbers)
         self._stored = deque[bytes](maxlen=_FIRST_CHUNKS)
@@ -110,7 +110,7 @@ class OfferedLoad(TierListener):
 
 @contextmanager
 def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad]:
-    """Open a tier in this process; the caller starts the tier's work."""
+    """Open a tier in this process; yield its load generator, which ``begin`` starts."""
     pool = HostPool.create(PoolLayout(_SLOTS, CHUNK_BYTES))
     for slot in range(_SLOTS):
         pool.view(slot)[:] = os.urandom(CHUNK_BYTES)
@@ -123,7 +123,7 @@ def offered_here(url: str, mb_per_s: float, runner: str) -> Iterator[OfferedLoad
 
 @contextmanager
 def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
-    """Open a tier in another process; the caller starts the tier's work."""
+    """Open a tier in another process; yield its load generator, which ``begin`` starts."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     other = context.Process(target=_offer, args=(url, mb_per_s, there), daemon=True)
@@ -138,7 +138,7 @@ def offered_apart(url: str, mb_per_s: float) -> Iterator[_Apart]:
 
 
 class _Apart:
-    """A tier's work in another process. Messages alternately start and stop the work."""
+    """A load generator in another process. Messages alternately start and stop the load."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -156,7 +156,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Start or stop the tier's work at each message; after a stop, send its bytes and seconds."""
+    """Start or stop the load at each message; after a stop, send the moved bytes and seconds."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

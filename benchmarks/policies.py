@@ -5,11 +5,11 @@ Usage: python benchmarks/policies.py [--trace FILE [--told]] [--slots N ...] [--
 Only the second half of a block-hash trace is counted. The first half fills the pool, lets policies
 learn, and may have been used to tune the policies. Without a trace, generated workloads are played,
 each of which is difficult for some policy. The optimum knows the future, and evicts the chunk whose
-next use is farthest away. With --told, the whole of a trace with sessions is counted, and the
-default policy is given nothing, then why answers end, then also when turns come.
+next use is farthest away. With --told, the whole of a trace with sessions is counted. The default
+policy first gets no hints, then the reasons why answers end, then also the times of next turns.
 
 Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Every run
-gives the same figures.
+produces the same figures.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class _Optimum(EvictionPolicy):
         for number in range(len(workload) - 1, -1, -1):
             for key in dict.fromkeys(workload[number].keys):
                 self._uses[key].append(number)
-        # For each resident chunk, the number of the next request that uses the chunk, and an
-        # order among equals, in which the end of a prefix is evicted first.
+        # For each resident chunk, the number of the next request that uses the chunk. The second
+        # number breaks ties, so that the end of a prefix is evicted first.
         self._next: dict[OffloadKey, tuple[float, int]] = {}
         self._noted = 0
 

@@ -21,7 +21,7 @@ Sample = tuple[str, str, str, float]
 
 
 class Benchmark:
-    """A benchmark's options and figures; ``absent`` maps each side not measured to the reason."""
+    """A benchmark's options and figures. ``absent`` has the reason for each unmeasured side."""
 
     options: argparse.Namespace
 
@@ -44,7 +44,7 @@ class Benchmark:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Make a directory in ``--root``, and remove the directory at the end of the block."""
+        """Make and yield a directory in ``--root``; remove it at the end of the block."""
         with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=self.options.root) as folder:
             yield Path(folder)
 
@@ -61,7 +61,7 @@ class Benchmark:
             group: subject of the measurement.
             sides: the measured programs by name, kvtier's first. Each function gets the number of
                 the round, and ends all its work before it returns.
-            warm_up: first measure a round numbered -1, whose figures are dropped.
+            warm_up: true to measure a round numbered -1 first, whose figures are dropped.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
         for number in range(-int(warm_up), self.options.rounds):
@@ -72,7 +72,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Record and print the figures of one group, with the ratios of ``own`` to the others."""
+        """Record and print one group's series, with the ratios of ``own`` to the other ways."""
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
         compared = f"; {own} beside it in the same round, above 1 is better for {own}"

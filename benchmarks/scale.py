@@ -219,7 +219,7 @@ def _measure_waiting(requests: int) -> Row:
 
 
 def _measure_answers(requests: int) -> Row:
-    """Measure the steps until every request has its answers, all of them misses."""
+    """Measure the steps until every request has its answers, which are all misses."""
     meter = _Meter()
     with _engine(1) as manager:
         waiting = _make_waiting(manager, requests)
@@ -314,13 +314,13 @@ class _Meter:
         self.samples: dict[str, list[float]] = defaultdict(list)
 
     def call(self, name: str, scale: float, function: Callable[..., Any], *args: Any) -> None:
-        """Record the CPU seconds of one call, multiplied by ``scale``."""
+        """Make one call, and record its CPU seconds multiplied by ``scale``."""
         started_s = time.thread_time()
         function(*args)
         self.samples[name].append((time.thread_time() - started_s) * scale)
 
     def each(self, name: str, function: _Call, keys: Sequence[bytes], *a: Any) -> None:
-        """Record the mean microseconds of calls with one key each."""
+        """Call ``function`` with each key; record the mean microseconds per call."""
 
         def run() -> None:
             for key in keys:

@@ -1,17 +1,17 @@
-"""Measure the CPU time that kvtier's manager and vLLM's own cost the scheduler's thread.
+"""Measure the CPU time of kvtier's manager and of vLLM's in the scheduler's thread.
 
 Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 
 The cost is the CPU time of the scheduler's thread in the calls of vLLM's connector, in microseconds
-per chunk (see ``connector_loop.py``). kvtier is measured with a memory tier and without a tier, and
-both also with the policy ``lru``. If vllm is installed, vLLM's tiering manager is measured with one
-tier at a time. "thread" answers from a thread, as vLLM's tiers for files and objects do. "at once"
-answers without delay, which is the best case; no real store does that. Between two steps, the tiers
+per chunk (see ``connector_loop.py``). kvtier is measured with a memory tier and without a tier,
+each with the policies ``returns`` and ``lru``. If vllm is installed, vLLM's tiering manager is
+measured with one tier at a time. "thread" answers from a thread, as vLLM's tiers for files and
+objects do. "at once" answers without delay, as no real store can. Between two steps, the tiers
 finish all their jobs, so that all sides do the same work. All loaded bytes are compared.
 
 The interference is the wall time of a call, in microseconds, while the file tier writes as fast as
-possible, beside the same loop without tiers. Here the steps have a fixed length and do not wait for
-the tier, so the tier's queue is full.
+possible, compared with the same loop without tiers. Here the steps have a fixed length and do not
+wait for the tier, so the tier's queue is full.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.jobs import Report
 
 _POLL_S = 50e-6
-# Longer than any job takes, so no job reaches its deadline while the loop waits for the tiers.
+# No job takes this long, so no deadline passes while the loop waits for the tiers.
 _PATIENT_S = 600.0
 _DEADLINES = ("lookup_deadline", "load_deadline", "store_deadline")
 _SMALL_CHUNK_BYTES = 4096

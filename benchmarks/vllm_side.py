@@ -121,7 +121,7 @@ class SteppedTier(SecondaryTierManager):
             time.sleep(0.001)
 
     def is_settled(self) -> bool:
-        """Run all waiting jobs; always return true, because then no job is left."""
+        """Run all waiting jobs, and return true, because no job is left."""
         for job in self._waiting:
             self._work(job)
         self._waiting.clear()
@@ -192,7 +192,7 @@ class _Lookups(AsyncLookupManager):
         return [key in self._objects for key in keys]
 
     def are_answered(self) -> bool:
-        """Return true if the answers to the last flush have arrived, all as a single item."""
+        """Return true if the last flush is answered; all its answers arrive as one queue item."""
         return self._pending_results.qsize() > 0 or not any(
             state.phase is LookupPhase.IN_FLIGHT for state in self._lookup_state.values()
         )

@@ -5,7 +5,7 @@
 Two small engines, one per model, share a directory and a Redis server, with default options. Then a
 model is deleted, the disk and the server fail, the directory is recreated, and the engines restart.
 In between, an operator's commands run and print their output. Every chunk that an engine loads is
-compared with the stored chunk. The exit status is 1 if a check of a scene failed.
+compared with the stored chunk. If a check fails, the exit status is 1.
 
 The example needs redis-server. The scene of the full disk needs root, to mount a small file system.
 """
@@ -80,8 +80,8 @@ class Engine:
         for key, slot in zip(found, slots, strict=True):
             self.unequal_chunks += self.pool.view(slot) != content(key)
         self.manager.complete_load(found, request)
-        # Compute one chunk per step, so that kvtier can measure how long computing takes. kvtier
-        # loads a chunk only if loading is faster.
+        # Compute one chunk per step, so that kvtier can measure how long computing takes: it loads
+        # a chunk only if loading is faster.
         for key in keys[len(found) :]:
             output = self.manager.prepare_store([key], request)
             for slot in output.slots:
@@ -268,7 +268,7 @@ class RedisServer:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small file system if that is allowed; yield true if it was mounted."""
+    """Mount a small file system; yield false if this process may not mount one."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
     is_small = subprocess.run(mount, check=False, capture_output=True).returncode == 0
@@ -282,7 +282,6 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def is_ok(tier: TierStats) -> bool:
-    """Return true if a tier is not slow and its circuit breakers are closed."""
     return not (tier.is_slow or tier.reads_open or tier.stores_open)
 
 

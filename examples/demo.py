@@ -1,4 +1,4 @@
-"""Play chats through a host pool and a file tier, then once more in a second process.
+"""Replay chats through a host pool and a file tier, and repeat them in a second process.
 
 The second process begins with an empty host pool. It finds the first process's chunks in the files.
 """
@@ -19,7 +19,7 @@ from typing import Any
 CHATS = ["--requests", "200", "--slots", "256", "--chunk-bytes", "512KiB"]
 CHAT_TOKENS = 16
 
-#: For Mooncake's traces, whose blocks have 512 tokens. Chunks are small, because traces are long.
+#: Mooncake's traces have blocks of 512 tokens. The chunks are small, because the traces are long.
 TRACE = ["--chunk-bytes", "4KiB", "--trace"]
 TRACE_TOKENS = 512
 
@@ -43,12 +43,7 @@ def main() -> int:
 
 
 def summary(second: dict[str, Any], chunk_tokens: int) -> str:
-    """Describe what the second process found, in a sentence.
-
-    Args:
-        second: the report of the second process, which compared all bytes and found no difference.
-        chunk_tokens: the number of tokens in a chunk.
-    """
+    """Return a sentence about the chunks that the second process found and compared."""
     found, wanted = second["hit_blocks"], second["blocks"]
     share = f"all {wanted:,}" if found == wanted else f"{found:,} of {wanted:,}"
     _, files = second["tiers"]

@@ -99,7 +99,7 @@ def serve(model: Path, chunks: Path) -> None:
             }
             print(json.dumps(document), flush=True)
             prompt += document["answer"]
-    # Run one more step, because that step carries out the stores that the last step prepared.
+    # Run one more step, because it carries out the stores that the last step prepared.
     answer([1, 2, 3])
     llm.llm_engine.engine_core.shutdown()
 

@@ -53,7 +53,7 @@ class SlotTable(TierListener):
 
 
 class Engine:
-    """An engine, whose methods are called by a single thread."""
+    """A minimal engine. Call its methods from a single thread."""
 
     def __init__(self, tier: TierClient, pool: HostPool, table: SlotTable) -> None:
         self.tier, self.pool, self.table = tier, pool, table
@@ -66,7 +66,7 @@ class Engine:
             self.table.busy.add(slot)
 
     def evict(self, key: OffloadKey) -> None:
-        """Free a chunk's slot, which the tier must not be reading."""
+        """Free a chunk's slot. The tier must not be reading the slot."""
         slot = self.table.chunks[key]
         assert slot not in self.table.busy
         del self.table.chunks[key]

@@ -25,22 +25,18 @@ from kvtier_sdk.processes import describe_process
 
 _MOST_REQUEST_BYTES = 64 * 1024
 _PROBE_S = 2.0
-#: The kernel's answer to SO_PEERCRED: process, user and group.
+#: ``struct ucred``, the value of SO_PEERCRED: the peer's process, user and group ids.
 _PEER = struct.Struct("3i")
 
 _log = logging.getLogger("kvtier.admin")
 
 
-#: Answers a request of a caller, who is described in words.
+#: A function that answers a request; the second argument describes the caller in words.
 Answer = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
 
 
 class AdminSocket(socketserver.UnixStreamServer):
-    """A Unix socket that a separate thread serves, one client at a time.
-
-    The socket has mode 0600: only the engine's user and root can connect. A socket left by a dead
-    process is replaced.
-    """
+    """A Unix socket that a separate thread serves, one client at a time."""
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.path = path / f"kvtier-{os.getpid()}.sock" if path.is_dir() else path
@@ -85,7 +81,7 @@ class AdminSocket(socketserver.UnixStreamServer):
         self._inode = os.lstat(self.path).st_ino
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore a client that went away or sent nothing in time."""
+        """Ignore a client that disconnected or timed out."""
 
     def reply(self, line: bytes, caller: str) -> bytes:
         answer: Mapping[str, Any]
@@ -107,7 +103,7 @@ class AdminSocket(socketserver.UnixStreamServer):
 
 
 class _Client(socketserver.StreamRequestHandler):
-    # Clients are served one by one, so a silent client delays the others.
+    # The server handles one client at a time, so a silent client would block the others.
     timeout = 2.0
     server: AdminSocket
 
@@ -121,12 +117,12 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory of a socket, if ``path`` is the user's own directory."""
+    """Make ``path`` and check that it is private, if it is this user's default directory."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
-            # Another user may have made it before, or a link in its place.
+            # Check the directory, because another user may have made it, or a link in its place.
             found = path.lstat()
         if not found or (found.st_uid, found.st_mode) != (os.geteuid(), stat.S_IFDIR | 0o700):
             raise ConfigError(
@@ -136,7 +132,7 @@ def make_directory(path: Path) -> None:
 
 
 def server_of(path: Path) -> int | None:
-    """Return the process that serves a socket; ``None`` if it is dead; or raise ``OSError``."""
+    """Return the id of the process that serves a socket, or ``None`` if the socket is unused."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_S)
         try:
@@ -147,7 +143,7 @@ def server_of(path: Path) -> int | None:
 
 
 def _peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end, as the kernel knows them."""
+    """Return the process id and the user id of the client."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     pid, uid, _ = _PEER.unpack(peer)
     return pid, uid

@@ -65,14 +65,14 @@ class ChunkHeader:
 
     @property
     def digest_bytes(self) -> int:
-        """Maximum length of the part of a payload that the digest covers; 0 for no digest."""
+        """Maximum number of payload bytes that the digest covers; 0 for no digest."""
         return self._chunk_bytes if self._verify and not self._sealed else 0
 
     def seal(
         self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None = None
     ) -> None:
         """Write a chunk's header; compute the payload's digest if ``digest`` is ``None``."""
-        # A payload that is shorter than a chunk is marked as compressed.
+        # Only a compressed payload is shorter than a chunk.
         compressed = len(payload) < self._payload_bytes
         stored_bytes = len(payload) if compressed else self._chunk_bytes
         if not self.digest_bytes:
@@ -135,12 +135,12 @@ class ChunkHeader:
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
         """Return a sealed payload's associated data: header fields, namespace and key."""
-        # All parts but the key have fixed lengths, so different chunks never give the same bytes.
+        # Only the key's length varies, so the bytes of different chunks always differ.
         return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
 
     def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:
         return header[_HEADER_BYTES : _HEADER_BYTES + envelope_bytes]
 
     def _binding(self, key: OffloadKey) -> bytes:
-        # The fingerprint's length is fixed, so different chunks never give the same bytes.
+        # The fingerprint's length is fixed, so no two chunks hash the same bytes.
         return xxh3_128_digest(self._fingerprint + key)

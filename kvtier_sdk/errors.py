@@ -40,12 +40,11 @@ class TierError(KVTierError):
 
     Args:
         message: a description of the failure for an operator.
-        retryable: true if the same call can succeed in a moment; ``None`` for the class's
-            :attr:`default_retryable`.
+        retryable: true if the same call may soon succeed; by default :attr:`default_retryable`.
 
     Attributes:
-        tier: name of the tier; the runner fills it in.
-        operation: ``"lookup"``, ``"load"``, ...; the runner fills it in.
+        tier: the tier's name, which the runner sets.
+        operation: the failed operation, such as ``"lookup"``; the runner sets it.
     """
 
     default_retryable: ClassVar[bool] = False
@@ -63,19 +62,19 @@ class TierError(KVTierError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
     def labelled(self, tier: str, operation: str) -> Self:
-        """Fill in ``tier`` and ``operation``, as the runner does; return the error."""
+        """Set ``tier`` and ``operation``, as the runner does; return this error."""
         self.tier, self.operation = tier, operation
         return self
 
     def detached(self) -> Self:
-        """Drop the cause and all tracebacks; return the error.
+        """Drop the cause and all tracebacks; return this error.
 
         A traceback's frames keep the failed call's buffers alive. The causes lose their tracebacks
         too, because a client library in Rust may keep a cause alive until its next call.
         """
         for error in chain_of(self):
             error.__traceback__ = None
-        # An assignment to self would declare new attributes of this class to type checkers.
+        # Type checkers would take an assignment to ``self`` for the declaration of an attribute.
         own: BaseException = self
         own.__cause__ = own.__context__ = None
         return self
@@ -99,10 +98,10 @@ class CorruptChunkError(ChunkError):
 
 
 class ChunkAuthError(CorruptChunkError):
-    """A sealed chunk cannot be opened: it is forged, moved, damaged, or sealed with another key.
+    """A sealed chunk cannot be opened: it was forged, moved, damaged, or sealed with another key.
 
     Args:
-        message: as for :class:`TierError`, and so is ``retryable``.
+        message: see :class:`TierError`, which also describes ``retryable``.
         unknown_key: true if the chunk names a key that this engine does not have. Another engine
             may have the key, so the chunk is not deleted.
     """
@@ -144,7 +143,7 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
     ::
 
         async def lookup(self, keys, request):
-            outcomes = await self._ask_each_server(keys)  # a TierError for each key of a dead one
+            outcomes = await self._ask_each_server(keys)  # a TierError per key of a dead server
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """
@@ -174,10 +173,9 @@ def chain_of(error: BaseException) -> list[BaseException]:
 def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
     """Translate a client library's exceptions into errors of the SDK.
 
-    ``mapping`` gives the error to raise for a class or a tuple of classes. The first entry that
-    matches wins, so put subclasses before their bases. The new error has the original's text, and
-    the original as its ``__cause__``. A :class:`TierError` passes through unchanged, and so does an
-    exception that no entry names.
+    ``mapping`` maps a class, or a tuple of classes, to the error to raise. The first match wins, so
+    put subclasses before their bases. The new error has the original text, and the original error
+    as its ``__cause__``. A :class:`TierError` and unlisted exceptions pass unchanged.
 
     ::
 

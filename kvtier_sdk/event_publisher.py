@@ -1,4 +1,4 @@
-"""Tells request routers over ZeroMQ which chunks the tiers have, in vLLM's format of KV events."""
+"""Announces the tiers' chunks to request routers over ZeroMQ, in vLLM's format of KV events."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from kvtier_sdk.events import Announce, ChunkNote, OffloadingEvent, parents_firs
 from kvtier_sdk.options.model import StrictModel
 from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
-#: The thread looks for events this often, and sends a batch this often even without an event, so
-#: that a router notices what it has missed.
+#: Interval at which the thread checks for events.
 _TURN_MS = 50
+#: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: What is kept for a router that has missed some.
+#: Limits on the sent batches, which are kept for routers that lose some of them.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
-#: The most batches queued for a router that reads slowly: new batches, and a replay's batches.
+#: The maximum number of batches queued for a slow router: new ones, and an answer's.
 _MOST_UNREAD = 1000
 _MOST_UNREAD_ANSWERS = 16
-#: An answer is given up if the router reads none of its batches for this long.
+#: An answer is abandoned if the router reads no batch for this long.
 _PATIENCE_MS = 5000
-#: The end of an answer to a router.
+#: The sequence number that marks the end of an answer to a router.
 _END = (-1).to_bytes(8, "big", signed=True)
 
 _log = logging.getLogger("kvtier.events")
@@ -42,28 +42,24 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The chunks that routers believe the tiers to have.
+    """The announced chunks, and a converter of the tiers' events to the events that routers get.
 
-    It turns tiers' events into a router's. A block is announced once for each medium and locality,
-    however many tiers and chunks have it there, and withdrawn with the last of them, so that the
-    events are right for routers that count and for those that do not. ``tokens`` is as for
-    :class:`EventPublisher`.
+    A block is announced with its first copy on a medium and locality, and withdrawn with the last.
+    So the events work for routers that count copies and for routers that do not.
     """
 
     def __init__(self, *, tokens: bool) -> None:
         self._tokens = tokens
-        # The chunks of each tier with their notes, and where the tier keeps them.
+        # Each tier's chunks with their notes, and the medium and locality of each tier.
         self._tiers: dict[str, dict[OffloadKey, bytes]] = {}
         self._places: dict[str, tuple[Medium, Locality]] = {}
-        # For each place and group, how many copies there are of each announced block.
+        # For each place and group, the number of copies of each announced block.
         self._copies: dict[tuple[object, int], dict[int, int]] = {}
 
     def __len__(self) -> int:
-        # Each chunk counts once for every tier that has it.
         return sum(map(len, self._tiers.values()))
 
     def apply(self, event: OffloadingEvent) -> Iterator[_Event]:
-        """Yield the router's events that follow from a tier's ``event``."""
         tier = event.tier
         self._places[tier] = event.medium, event.locality
         own = self._tiers.setdefault(tier, {})
@@ -82,7 +78,7 @@ class AnnouncedChunks:
                     yield from self._announce(name, key, note, event.session)
 
     def snapshot(self) -> Iterator[_Event]:
-        """Yield the events after which a router knows all announced chunks and no others."""
+        """Yield events that replace a router's knowledge with all announced chunks."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
         try:
@@ -98,7 +94,7 @@ class AnnouncedChunks:
     ) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
         hashes = blocks.block_hashes
-        # Chunks share leading blocks only, because a block's hash stands for all before it.
+        # Only leading blocks can be known, because a block's hash covers all blocks before it.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
         for block in hashes:
             copies[block] = copies.get(block, 0) + 1
@@ -141,10 +137,10 @@ class EventOptions(StrictModel):
     """The options of an engine that announces chunks to request routers.
 
     Attributes:
-        events_endpoint: address on which request routers hear which chunks the engine's tiers
-            have, such as ``tcp://*:5557``; no announcements if absent.
-        events_replay_endpoint: address on which routers ask for events that they have missed, or
-            for all chunks, such as ``tcp://*:5558``.
+        events_endpoint: address at which request routers receive announcements of chunks, such as
+            ``tcp://*:5557``; no announcements if absent.
+        events_replay_endpoint: address at which routers request lost events, or all chunks, such as
+            ``tcp://*:5558``.
         events_topic: topic of the events.
     """
 
@@ -154,19 +150,18 @@ class EventOptions(StrictModel):
 
 
 class EventPublisher:
-    """A publisher of events for routers, in a thread of its own.
+    """A publisher of events for request routers, which runs in a separate thread.
 
-    It speaks as vLLM's own: batches on a PUB socket, each with a topic and a sequence number, and
-    a ROUTER socket that answers a number with the batches since then. A router that asks for more
-    than is kept, such as a new one, gets a snapshot instead. Numbers begin with the time, so that a
-    router that outlives its engine notices the new one.
+    The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
+    ROUTER socket receives a number, and answers with all batches since then, or with a snapshot if
+    some of these batches are no longer kept. The first number is the current time, so a router that
+    outlives an engine notices the engine's successor.
 
     Args:
-        options: the topic, and the endpoints, of which the first is needed.
+        options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
-        rank: the engine's number among data-parallel ones, which is added to both ports.
-        tokens: true to announce only chunks with a note, with their tokens; false to announce the
-            hashes alone.
+        rank: the engine's data-parallel rank, which is added to both ports.
+        tokens: true to announce only chunks with a note, and their tokens; false for only hashes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
@@ -210,7 +205,7 @@ class EventPublisher:
     def source(self) -> Announce:
         """Return a function like :meth:`put` that does nothing once there is a newer source.
 
-        An engine that opens its tiers anew needs a new one, because the old tiers still speak.
+        An engine that reopens its tiers needs a new source, because the old tiers may still report.
         """
         source = self._source = object()
 
@@ -221,7 +216,7 @@ class EventPublisher:
         return announce
 
     def close(self) -> None:
-        """Publish what is queued, and end the thread."""
+        """Publish the queued events, and end the thread."""
         self._ending.set()
         self._thread.join()
         self._context.destroy(linger=100)
@@ -230,8 +225,8 @@ class EventPublisher:
         import zmq
 
         socket = self._context.socket(kind)
-        # A router that is slow to read batches loses some, and asks for them. Then this thread
-        # waits for the router, so that not all of the answer is in memory.
+        # A slow router loses new batches, and requests them later. The short queue for answers
+        # makes this thread wait until the router reads.
         socket.set_hwm(_MOST_UNREAD)
         if kind == zmq.ROUTER:
             socket.set_hwm(_MOST_UNREAD_ANSWERS)
@@ -290,7 +285,6 @@ class EventPublisher:
         return _encode([self._clock.wall_s(), events, self._rank])
 
     def _answer(self, router: Any) -> None:
-        """Answer a router's number with the batches since then, or with a snapshot."""
         import zmq
 
         self._publish()
@@ -309,7 +303,7 @@ class EventPublisher:
             _log.debug("a router does not read its answer: %s", error)
 
     def _snapshot(self) -> Iterator[tuple[int, bytes]]:
-        """Yield batches up to the last number, the last of them perhaps empty."""
+        """Yield a snapshot as numbered batches. The last batch has the last sent number."""
         events = self._chunks.snapshot()
         most = 1 + len(self._chunks) // _BATCH_EVENTS
         for number in range(self._next - most, self._next):

@@ -16,12 +16,12 @@ class OffloadingEvent:
     """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
 
     Attributes:
-        keys: the keys of the chunks; empty for all of the tier's chunks, which an endpoint for
-            routers alone gets.
+        keys: the chunks' keys. In events for routers, no keys stand for all of the tier's chunks.
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
-        locality: whether the tier keeps its chunks on the engine's machine or another machine.
-        notes: for each of the chunks its encoded :class:`ChunkNote`, or ``b""``; or empty.
+        locality: the machine that holds the chunks: the engine's or another.
+        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for none; empty if all chunks
+            lack notes.
         session: the session of the request that stored the chunks, if the request named one.
     """
 
@@ -34,20 +34,20 @@ class OffloadingEvent:
     session: str | None = None
 
 
-#: A function that takes an event for routers. Any thread may call it.
+#: A function that receives an event for routers. Any thread may call it.
 Announce: TypeAlias = Callable[[OffloadingEvent], None]
 
 
 class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The facts about a chunk's blocks by which a router finds a prompt's prefix.
+    """The facts about a chunk's blocks by which a router matches a prompt's prefix.
 
     Attributes:
         block_hashes: the last 64 bits of the hash of each block of the chunk, in order.
-        parent_hash: the hash of the block before them; ``None`` at the begin of a prompt.
+        parent_hash: the hash of the block before the chunk; ``None`` at the start of a prompt.
         token_ids: the blocks' tokens.
         block_tokens: number of tokens of a block.
-        lora_name: the adapter for which the blocks were computed.
-        kind: vLLM's name of the KV-cache group's kind of attention.
+        lora_name: the LoRA adapter for which the blocks were computed.
+        kind: the KV-cache group's kind of attention, as vLLM names it.
     """
 
     block_hashes: list[int]
@@ -66,21 +66,18 @@ _decode_note = msgspec.msgpack.Decoder(ChunkNote).decode
 
 
 def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
-    """Decode a chunk's note; a chunk without a note is one block, named by its key.
-
-    A malformed note, which anyone who can write to the store may leave there, names no block.
-    """
+    """Decode a chunk's note; a chunk without a note is one block, named by its key."""
     if not note:
         return ChunkNote([int.from_bytes(split_offload_key(key)[0][-8:], "big")], None, [], 0)
     try:
         return _decode_note(note)
-    except msgspec.DecodeError:
+    except msgspec.DecodeError:  # anyone who can write to the store can leave a malformed note
         return ChunkNote([], None, [], 0)
 
 
 def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
     """Yield the chunks, each after its parent if ``notes`` has the parent's note."""
-    # The last blocks of the chunks that are still to come, and the chunks that wait for a block.
+    # The last block of each chunk not yet yielded, and the chunks that wait for each such block.
     to_come = {_ends(key, note)[1] for key, note in notes.items() if note} - {None}
     waiting: dict[int | None, list[OffloadKey]] = {}
     for first in notes:
@@ -94,12 +91,12 @@ def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
             yield key
             to_come.discard(last)
             line += waiting.pop(last, ())
-    for circle in waiting.values():  # of malformed notes
+    for circle in waiting.values():  # malformed notes can name each other as parents
         yield from circle
 
 
 def _ends(key: OffloadKey, note: bytes) -> list[int | None]:
-    """Return the block before a chunk and the chunk's last block, each joined with the group."""
+    """Return the block before a chunk and the chunk's last block, both tagged with the group."""
     read = read_note(key, note)
     blocks = [read.parent_hash, read.block_hashes[-1] if read.block_hashes else None]
     group = split_offload_key(key)[1]
@@ -109,16 +106,17 @@ def _ends(key: OffloadKey, note: bytes) -> list[int | None]:
 def announce_blocks(
     announce: Announce, block_of: Callable[[OffloadKey], tuple[int, int, int] | None]
 ) -> Announce:
-    """Return a tier's ``announce`` for an engine whose blocks are not named by their chunks' keys.
+    """Return a function that receives the events of one tier's chunks and announces whole blocks.
 
-    A block is there while the tier has all of its chunks. Make a new function for each tier.
+    An engine needs this function if its chunks' keys do not name its blocks. A block counts as
+    stored while the tier has all of the block's chunks.
 
     Args:
-        announce: gets the events of the blocks.
-        block_of: returns for a chunk the engine's hash of its block, of 64 bits, the KV-cache group
-            and the number of the block's chunks; ``None`` for a chunk that routers are not told.
+        announce: receives the events of the blocks.
+        block_of: returns, for a chunk's key, the engine's 64-bit hash of the chunk's block, the
+            KV-cache group, and the number of chunks in the block; ``None`` to skip the chunk.
     """
-    # For each block of which the tier has some chunks, the number of the others.
+    # For each incomplete block, the number of chunks that the tier lacks.
     missing: dict[OffloadKey, int] = {}
 
     def announce_changes(event: OffloadingEvent) -> None:
@@ -134,7 +132,7 @@ def announce_blocks(
             name = make_offload_key((block % 2**64).to_bytes(8, "big"), group)
             left = missing.pop(name, 0 if event.removed else chunks)
             left += 1 if event.removed else -1
-            # The last missing chunk has come, or the first one has gone.
+            # The block has just become complete, or has just lost its first chunk.
             if left == event.removed:
                 told[name] = ChunkNote([block], None, [], 0).encode()
             if 0 < left < chunks:
@@ -146,7 +144,7 @@ def announce_blocks(
 
 
 class EventLog:
-    """A tier's events since the last call of :meth:`take`; ``announce`` passes each to routers."""
+    """A tier's events since the last call of :meth:`take`. Routers get events immediately."""
 
     def __init__(
         self,
@@ -181,6 +179,11 @@ class EventLog:
             self._events.append(event)
         if self._announce is not None:
             self._announce(event)
+
+    def describe(self, key: OffloadKey, note: bytes) -> None:
+        """Announce a stored chunk to routers again, now with its note."""
+        if self._announce is not None:
+            self._announce(OffloadingEvent([key], *self._of, False, [note]))
 
     def reset(self) -> None:
         """Announce that all chunks of the tier are gone."""

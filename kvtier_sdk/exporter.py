@@ -1,6 +1,6 @@
-"""Metrics over HTTP in Prometheus's format, for engines without an endpoint of their own.
+"""Metrics over HTTP in Prometheus's format, for engines that have no metrics endpoint.
 
-Values are collected at each scrape, so that gauges are current even while the engine is idle.
+Each scrape collects the values, so gauges are current even while the engine is idle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Sample
 from kvtier_sdk.processes import listener_of
 
-#: A client that sends nothing for this long is cut off, so that it does not keep its thread.
+#: A client that is silent for this long is disconnected, so that it does not occupy a thread.
 _SILENCE_S = 10.0
 
 
@@ -34,9 +34,9 @@ def serve_metrics(
 
     Args:
         collect: returns the values; one of the server's threads calls it at each scrape.
-        port: the port; 0 for any free port.
-        host: the address to listen on. There is no authentication, so listen on this
-            machine only, or on a network that only the monitoring system can reach.
+        port: the port to listen on; 0 selects a free port.
+        host: the address to listen on. Because there is no authentication, only this machine or the
+            monitoring system should be able to reach the address.
 
     Raises:
         ConfigError: the extra ``metrics`` is not installed, or the port is not available.
@@ -59,7 +59,7 @@ def serve_metrics(
         ) from None
     handler: Any = server.RequestHandlerClass
     server.RequestHandlerClass = type("_Handler", (handler,), {"timeout": _SILENCE_S})
-    # By default, a broken connection is reported on the engine's stderr.
+    # Keep the server's reports of broken connections out of the engine's stderr.
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     try:
         yield f"http://{host}:{server.server_port}/metrics"
@@ -70,8 +70,6 @@ def serve_metrics(
 
 
 class _Collector:
-    """A collector for prometheus_client that converts the SDK's samples."""
-
     def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
         self._collect = collect
 

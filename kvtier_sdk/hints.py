@@ -1,4 +1,4 @@
-"""Hints: what a caller knows about the next use of a request's chunks, and the receipts for it."""
+"""A caller's hints about the next use of a request's chunks, and the receipts for the hints."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-#: The priority of a retained range if nobody names one, from 0 to 100. NVIDIA's TensorRT-LLM has
-#: the same scale and default.
+#: The default priority of a retained range, from 0 to 100, as in NVIDIA's TensorRT-LLM.
 DEFAULT_PRIORITY: Final = 35
 
 
 class Verb(Enum):
-    """The deed that a hint asks for."""
+    """The action that a hint asks for."""
 
-    #: Keep chunks in the pool for a time, which each use renews.
+    #: Keep chunks in the pool for a limited time, which starts again with each use.
     PIN = "pin"
-    #: Evict chunks after all others until a time, those of lower priority first.
+    #: Evict chunks after all others, the lowest priority first, until a given time.
     RETAIN = "retain"
-    #: The next turn of the conversation comes after this time.
+    #: The next turn of the conversation is expected this long after the answer.
     RESUME_IN = "resume_in"
     #: Load a session's chunks from the tiers into the pool before its next turn.
     PREFETCH = "prefetch"
     #: Evict the request's chunks from the pool before others; the tiers keep them.
     DEMOTE = "demote"
-    #: The session is over: no tier need store what it stores from now on.
+    #: The session is over, so no tier needs to store more of its chunks.
     END = "end"
     #: A hint that cannot be read.
     UNKNOWN = "unknown"
@@ -34,28 +33,28 @@ class Outcome(Enum):
     """The outcome of a hint."""
 
     ACCEPTED = "accepted"
-    #: Accepted for fewer chunks, or for a shorter time, than asked.
+    #: The hint was accepted for fewer chunks or for a shorter time than the caller requested.
     CLIPPED = "clipped"
-    #: Its time has not come; another receipt follows.
+    #: The hint will be carried out later; another receipt follows.
     DEFERRED = "deferred"
     REFUSED = "refused"
-    #: Given up before it was done, for example because its time went by.
+    #: The hint was dropped before it was carried out, for example because its time had passed.
     EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One thing that a request's caller asks for.
+    """A caller's hint about the chunks of a request or a session.
 
     Attributes:
-        verb: what is asked for.
-        duration_s: for a pin or a retained range, how long.
-        tokens: for a pin or a retained range, the first token and the one after the last; the whole
-            prompt and answer if ``None``.
-        priority: for a retained range, 0 to 100; the request's priority if ``None``.
-        session: for a prefetch, the session whose chunks are loaded at once; the request's own
-            session, before its next turn, if ``None``.
-        mistake: why the hint cannot be read; empty if it can.
+        verb: the action.
+        duration_s: seconds that a pin or a retained range lasts.
+        tokens: the tokens of a pin or a retained range, from the first index up to but not
+            including the second; ``None`` for the whole prompt and answer.
+        priority: a retained range's priority, 0 to 100; ``None`` for the request's priority.
+        session: the session whose chunks a prefetch loads immediately. If it is ``None``, the
+            prefetch loads the request's own session, before its next turn.
+        mistake: the reason why the hint is unreadable; empty for a readable hint.
     """
 
     verb: Verb
@@ -71,14 +70,14 @@ class Receipt:
     """The outcome of one hint, with the reason.
 
     Attributes:
-        request_id: the request that brought the hint; empty if an operator asked.
-        session: the session that is meant, if it has a name.
-        tenant: whose budget is used.
-        verb: what was asked for.
-        outcome: what became of it.
-        chunks: number of chunks for which the hint holds.
-        duration_s: seconds for which it holds, or until it is carried out; ``None`` if neither.
-        reason: why not all was accepted; empty if it was.
+        request_id: the request that carried the hint; empty for an operator's hint.
+        session: the session that the hint concerns, if the session has a name.
+        tenant: the tenant whose budget is used.
+        verb: the action that the hint asked for.
+        outcome: the hint's outcome.
+        chunks: number of chunks that the hint covers.
+        duration_s: seconds that the hint lasts, or until it is carried out; ``None`` for neither.
+        reason: the reason why the hint was not accepted in full; empty for a fully accepted hint.
     """
 
     request_id: str

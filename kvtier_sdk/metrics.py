@@ -1,4 +1,4 @@
-"""Declares each metric once, as the typed field that the code increments.
+"""Metrics, each declared once as the typed field that the code increments.
 
 :data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values.
 """
@@ -41,7 +41,7 @@ class Metric:
         unit: ``chunks``, ``tokens``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
         labels: the names of the labels.
-        bounds: upper bounds of a histogram's buckets; one more bucket has no bound.
+        bounds: upper bounds of a histogram's buckets, without the last bucket, which is unbounded.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Histogram:
         self.total: float = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one observation of the size ``value``."""
+        """Count one observation of ``value``."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value
 
     def observe_several(self, value: float, count: int) -> None:
-        """Count ``count`` observations of the size ``value``."""
+        """Count ``count`` observations of ``value``."""
         self.counts[bisect_left(self._bounds, value)] += count
         self.total += value * count
 
@@ -101,8 +101,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# List the labels' values, because every series must exist from the start. The enums of these values
-# are in higher layers, so a test compares these tuples with the enums.
+# Every series must exist from the start, so its label values are listed here. A test compares the
+# lists with enums of higher layers, which this module must not import.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -150,7 +150,7 @@ def _declare(
     keys: Iterable[str] = (),
 ) -> Any:
     stem = name.removesuffix("_total")
-    # A metric labelled ``reason`` counts chunks, even if its name does not end with the unit.
+    # A metric with the label ``reason`` counts chunks, even if its name has no unit.
     unit = next((unit for unit in _UNITS if stem.endswith(unit)), "chunks" * ("reason" in labels))
     metric = Metric(f"kvtier_{name}", kind, unit, text, labels, bounds)
     return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
@@ -163,7 +163,7 @@ def _counter(name: str, text: str, of: _Tiers = "behind") -> Any:
 def _counters(
     name: str, text: str, *labels: str, keys: Iterable[str] = (), of: _Tiers = "behind"
 ) -> Any:
-    """Declare counters with labels. The field's keys are the label values, joined by dots."""
+    """Declare labelled counters: a dictionary whose keys are label values, joined by dots."""
     kind, name = MetricKind.COUNTER, f"{name}_total"
     return _declare(kind, name, text, "tier", *labels, make=Counter, of=of, keys=keys)
 
@@ -190,7 +190,7 @@ def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
 
 @dataclass(slots=True)
 class TierStats:
-    """The counts of one tier, primary or secondary, since its manager was made.
+    """The metrics of one primary or secondary tier since its manager was created.
 
     Attributes:
         name: the tier's name.
@@ -352,14 +352,14 @@ class TierStats:
     error_s: float = 0.0
 
     def note_open(self, is_open: bool) -> None:
-        """Set ``is_open`` and the breakers' gauges; a closed tier's breakers count as open."""
+        """Set ``is_open`` and the breaker gauges. The breakers of a closed tier count as open."""
         self.is_open = int(is_open)
         self.reads_open = self.stores_open = int(not is_open)
         if not is_open:
             self.note_usage(None)
 
     def note_usage(self, usage: Usage | None) -> None:
-        """Record the tier's ``usage``; ``None`` while it is unknown."""
+        """Record the tier's ``usage``, which is ``None`` while unknown."""
         self.used_chunks, self.used_bytes, self.capacity_bytes, self.free_bytes = (
             (None,) * 4 if usage is None else astuple(usage)
         )
@@ -371,7 +371,7 @@ class TierStats:
         self.backend_gauges.update(gauges)
 
     def note_error(self, text: str, now_s: float) -> None:
-        """Record an error's ``text`` at the time ``now_s``; keep the last five distinct texts."""
+        """Record an error's ``text`` and time ``now_s``; keep only the last five distinct texts."""
         self.errors = [*[other for other in self.errors if other != text][-4:], text]
         self.error_s = now_s
 
@@ -412,7 +412,7 @@ _OF_STATS, _OF_USAGE = _declared(TierStats), _declared(PoolUsage)
 _OF_TIERS = [(name, each) for name, each in _OF_STATS.items() if each.of != "pool"]
 _OF_POOL = [(name, each) for name, each in _OF_STATS.items() if each.of != "behind"]
 
-#: All metrics, each once.
+#: The declarations of all metrics.
 METRICS: tuple[Metric, ...] = tuple(
     each.metric for each in (*_OF_STATS.values(), *_OF_USAGE.values())
 )
@@ -427,8 +427,8 @@ def metric_samples(
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
     [('kvtier_stored_chunks_total', ('disk',))]
 
-    ``usage`` is ``None`` if kvtier does not own the pool. Without ``zeros``, combinations of labels
-    that have not occurred are left out.
+    ``usage`` is ``None`` if kvtier does not own the pool. If ``zeros`` is false, label combinations
+    that have not occurred are omitted.
     """
     for tier in stats:
         own = (tier.name,)

@@ -1,4 +1,4 @@
-"""Namespaces: the facts that must match for stored bytes to be reusable."""
+"""Namespaces: the facts that must match before an engine can reuse stored bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
-#: The deepest nesting accepted in a manifest. A limit is needed because ``_is_flat`` is recursive.
+#: The maximum nesting of a manifest, because ``_is_flat`` is recursive.
 _MOST_LEVELS = 32
 
 
@@ -40,9 +40,9 @@ class Namespace:
 
     @cached_property
     def manifest(self) -> dict[str, object]:
-        """The facts and the header's format version, as a tier writes them for people to read.
+        """The facts and the header's format version, as a tier writes them for operators.
 
-        Each recognised secret is shown as ``"***"``, but still changes the fingerprint.
+        Recognised secrets appear as ``"***"``, but the fingerprint covers their real values.
         """
         shown: dict[str, object] = masked("", self._all_facts)
         return shown
@@ -54,7 +54,7 @@ class Namespace:
 
     @property
     def tokens_per_chunk(self) -> list[int]:
-        """The number of tokens in a chunk of each KV-cache group; empty if no fact says it."""
+        """For each KV-cache group, the number of tokens in a chunk; empty if unknown."""
         facts: Mapping[str, Any] = self.facts
         with suppress(LookupError, TypeError):
             groups, blocks = facts["groups"], facts["blocks_per_chunk"]
@@ -67,7 +67,7 @@ class Namespace:
         return {**self.facts, "frame_version": HEADER_VERSION}
 
     def for_chunks(self, chunk_bytes: int) -> Namespace:
-        """Return the namespace with one more fact: ``chunk_bytes``, the length of a payload."""
+        """Return a namespace with one more fact: ``chunk_bytes``, the length of a chunk."""
         return self.adding(chunk_bytes=chunk_bytes)
 
     def __eq__(self, other: object) -> bool:
@@ -79,7 +79,7 @@ class Namespace:
         return hash(self.fingerprint)
 
     def adding(self, **facts: object) -> Namespace:
-        """Return the namespace with more facts."""
+        """Return a namespace with additional ``facts``."""
         return Namespace({**self.facts, **facts})
 
     def manifest_json(self) -> str:
@@ -88,7 +88,7 @@ class Namespace:
         return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
     def differences(self, facts: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-        """Map each fact that differs from the ``facts`` of a manifest to our value and theirs.
+        """Compare with a manifest's ``facts``; map each differing name to both values, ours first.
 
         A missing value is ``None``. The values of secrets are not compared.
         """
@@ -106,7 +106,7 @@ class StoredNamespace(Namespace):
     """A namespace found in a tier: its chunks' fingerprint, and the facts of its manifest.
 
     Anyone who can write to a store can plant a manifest, so facts are accepted only if they match
-    the fingerprint. The facts of a manifest that hides a secret never match.
+    the fingerprint. A manifest with a masked secret therefore never passes.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
@@ -118,7 +118,7 @@ class StoredNamespace(Namespace):
             and :meth:`adding` do not change it.
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
-        MOST_BYTES: how much of a manifest a tier reads, because anyone may have written it.
+        MOST_BYTES: the maximum size of a manifest. Tiers read no more, as anyone can plant one.
     """
 
     MOST_BYTES: ClassVar[int] = 1 << 20
@@ -128,10 +128,7 @@ class StoredNamespace(Namespace):
 
     @classmethod
     def read(cls, fingerprint: str, manifest: bytes | None = None) -> Self:
-        """Read the ``manifest`` that a tier keeps beside its chunks, ``None`` if there is none.
-
-        The chunks are kept under the ``fingerprint``.
-        """
+        """Return the namespace under ``fingerprint``, with the facts of its ``manifest``."""
         if manifest is None:
             return cls({}, fingerprint, "no manifest")
         facts: object = None
@@ -173,5 +170,5 @@ def _is_flat(value: object, most_levels: int) -> bool:
 
 
 def _canonical(value: object) -> str:
-    # 1, 1.0 and True are equal in Python, but have different JSON and so different fingerprints.
+    # JSON tells 1, 1.0 and True apart, which are equal in Python.
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

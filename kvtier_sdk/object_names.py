@@ -26,7 +26,7 @@ class ObjectNames:
     b'key'
 
     Args:
-        prefix: the beginning of all names, without a slash at its ends; may be empty.
+        prefix: the beginning of all names, without a leading or trailing slash; may be empty.
         namespace: the namespace of the chunks.
 
     Attributes:
@@ -58,10 +58,10 @@ class ObjectNames:
         return self._chunk.fullmatch(name) is not None
 
     def key_in(self, name: str) -> OffloadKey | None:
-        """Return the key of the chunk called ``name``; ``None`` for other objects."""
+        """Return the key of the chunk called ``name``; return ``None`` for other objects."""
         try:
             key = bytes.fromhex(name.rpartition("/")[2].removesuffix(_SUFFIX))
         except ValueError:
             return None
-        # Compare the names, because fromhex accepts capitals and spaces and the shard may be wrong.
+        # Compare the names, because ``fromhex`` accepts other spellings and ignores the shard.
         return key if self.of(key) == name else None

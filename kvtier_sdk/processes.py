@@ -1,4 +1,4 @@
-"""Names other processes in messages, as far as /proc tells this user."""
+"""Describes processes for error messages, as far as this user can read /proc."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def describe_process(pid: int) -> str:
 
 
 def listener_of(host: str, port: int) -> str | None:
-    """Describe the process whose socket is in the way of another, unless it is another user's."""
+    """Describe the process that listens on a port; return ``None`` if it cannot be found."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError:  # the host has no address, so it has no listener
         return None
     packed = socket.inet_pton(family, str(address[0]))
-    # The kernel writes an address as words of this machine's byte order.
+    # The kernel writes an address as words in this machine's byte order.
     ours = "".join(packed[at : at + 4][::-1].hex() for at in range(0, len(packed), 4)).upper()
     sockets = set()
     for table in ("tcp", "tcp6"):

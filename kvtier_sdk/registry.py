@@ -95,7 +95,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
         UnknownBackendError: no installed package offers the name; the message lists all names.
         DuplicateBackendError: two packages offer the name, as a backend's name or as a URL scheme.
         BackendLoadError: the backend cannot be imported, or does not implement this version of
-            the contract; the message names package, version and fault.
+            the contract; the message names the package, its version and the fault.
     """
     found = _find_backend(name)
     if not found:
@@ -125,7 +125,7 @@ def unknown_backend(name: str) -> UnknownBackendError:
 
 @cache
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
-    """Return the values of the labels that follow the tier's name in ``kvtier_build_info``."""
+    """Return the label values of ``kvtier_build_info`` that follow the tier's name."""
     found = _find_backend(backend)
     sdk = ""
     with suppress(PackageNotFoundError):
@@ -135,7 +135,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the name of the backend with this name or URL scheme, or an unknown name unchanged."""
+    """Return the backend's name for a name or a URL scheme; return an unknown name unchanged."""
     found = _find_backend(name)
     if not found:
         return name
@@ -146,7 +146,7 @@ def backend_name(name: str) -> str:
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """Return the backend's name, with ``-`` for ``_``, followed by its other schemes."""
+    """Return the backend's URL schemes: its name with ``-`` in place of ``_``, then all others."""
     schemes = [one.info for one in _entry_points(URL_SCHEMES_GROUP)]
     further = [scheme.name for scheme in schemes if scheme.target == info.target]
     return [info.name.replace("_", "-"), *sorted(further)]
@@ -158,7 +158,7 @@ def load_policy(name: str) -> type[EvictionPolicy]:
 
 
 def load_store_policy(text: str) -> StorePolicy:
-    """Make the store policy that ``text`` names, if needed with an argument: ``"after_hits:2"``.
+    """Make the store policy that ``text`` describes, such as ``"after_hits:2"``.
 
     Raises:
         ConfigError: the argument is missing or wrong.
@@ -168,7 +168,7 @@ def load_store_policy(text: str) -> StorePolicy:
 
 
 def load_codec(text: str) -> ChunkCodec:
-    """Make the codec that ``text`` names, with its argument: ``"aes-gcm:/etc/kvtier/chunk.keys"``.
+    """Make the codec that ``text`` describes, such as ``"aes-gcm:/etc/kvtier/chunk.keys"``.
 
     Raises:
         ConfigError: the argument is missing or wrong, or the codec's extra is not installed.
@@ -192,13 +192,12 @@ def _entry_points(group: str) -> list[_Found]:
     return _scan(group, tuple(sys.path))
 
 
-# Reading all packages is slow, and a configuration looks up several names, so cache the result.
+# Reading all packages is slow, so the result is cached until ``sys.path`` changes.
 @cache
 def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
-    """Return the entry points of a group in the packages on ``path``, which is ``sys.path``."""
     found = []
     for point in entry_points(group=group):
-        # A package without a name is a rest that pip left when it was interrupted.
+        # Skip the leftovers of interrupted pip runs, whose metadata has no name.
         if point.dist is not None and "Name" in point.dist.metadata:
             info = BackendInfo(point.name, point.dist.name, point.dist.version, point.value)
             found.append(_Found(info, point))
@@ -206,7 +205,6 @@ def _scan(group: str, path: tuple[str, ...]) -> list[_Found]:
 
 
 def _find_backend(name: str) -> list[_Found]:
-    """Return each backend that has this name or URL scheme."""
     form = name.replace("_", "-")
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
@@ -246,7 +244,6 @@ def _fault_of(backend: object, info: BackendInfo) -> str | None:
 
 
 def _make(group: str, kind: str, text: str, base: type[T]) -> T:
-    """Instantiate the class that ``name`` or ``name:argument`` selects."""
     name, colon, argument = text.partition(":")
     make: Callable[[str | None], T] = _load_class(group, kind, name, base)
     try:

@@ -21,7 +21,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: Seconds between writes. A killed process loses the requests that ended since the last write.
 _INTERVAL_S = 0.5
-#: The maximum number of requests that wait to be written. Further requests are dropped.
+#: The maximum number of requests waiting to be written. Further requests are dropped.
 _MOST_WAITING = 2**12
 #: Matches trace-DATE-TIME-PID-NUMBER.jsonl. Files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
@@ -38,14 +38,11 @@ class _Request(NamedTuple):
 
 
 class TraceRecorder:
-    """A recorder that writes a line for each request, on its own thread.
+    """A recorder that writes one line for each request, on a separate thread.
 
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
     salted hash replaces each chunk's key. The salt is new for each recording and is never written,
     so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
-
-    Each file has mode 0600. A new file begins when a line would make the current file longer than
-    ``file_bytes``. The recorder then removes all but the newest ``files - 1`` finished files.
     """
 
     def __init__(
@@ -58,8 +55,7 @@ class TraceRecorder:
         started = datetime.fromtimestamp(clock.wall_s(), UTC)
         self._prefix = f"trace-{started:%Y%m%d-%H%M%S}-{os.getpid()}"
         self.written: int = 0
-        # No lock is needed, because only the engine's thread changes the first counter, and only
-        # the recorder's thread the second.
+        # No lock is needed, because only one thread changes each counter.
         self._refused = 0
         self._lost = 0
         self._waiting: deque[_Request] = deque()
@@ -82,7 +78,7 @@ class TraceRecorder:
 
     @property
     def dropped(self) -> int:
-        """Number of requests that were lost because they came too fast or writing failed."""
+        """Number of requests lost because too many waited or because writing failed."""
         return self._refused + self._lost
 
     @property
@@ -166,12 +162,12 @@ class TraceRecorder:
         return int.from_bytes(digest, "big") >> 1
 
     def _open_next(self) -> None:
-        """Open the next file, and remove the oldest finished files."""
+        """Open the next file, and keep only the newest ``files - 1`` of the finished files."""
         number = self._number
         while True:
             number += 1
             path = self._directory / f"{self._prefix}-{number:06}.jsonl"
-            # The file may belong to another recording that this process began in the same second.
+            # Another recording that this process began in the same second may have this file name.
             with contextlib.suppress(FileExistsError):
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 break
@@ -187,7 +183,7 @@ class TraceRecorder:
 
 
 def _end_of(path: Path) -> int | None:
-    """Return the time of a file's last write in ns; ``None`` if unfinished or unreadable."""
+    """Return a file's modification time in ns, or ``None`` if it is unfinished or unreadable."""
     with contextlib.suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(file.fileno()).st_mtime_ns

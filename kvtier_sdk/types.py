@@ -13,11 +13,10 @@ from kvtier_sdk.errors import CorruptChunkError
 from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint
 
 #: The name of a chunk: the chain hash of its tokens, then the index of its KV-cache group in four
-#: bytes, big-endian. vLLM uses the same layout (``vllm/v1/kv_offload/base.py``), so keys pass
-#: through unchanged.
+#: bytes, big-endian. vLLM's keys have the same layout (``vllm/v1/kv_offload/base.py``).
 OffloadKey: TypeAlias = bytes
 
-#: A function that seals or checks a header. The last argument is the digest; ``None`` if unknown.
+#: A function that seals or checks a header. The last argument is the digest, if it is known.
 _Finish: TypeAlias = Callable[[OffloadKey, memoryview, memoryview, bytes | None], None]
 
 #: Length in bytes of the KV-cache group's index at the end of a key.
@@ -25,7 +24,7 @@ GROUP_BYTES: Final = 4
 
 
 def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
-    """Join a ``chain_hash`` and a KV-cache group's ``group_index``, of four bytes, into a key.
+    """Return a key: a ``chain_hash``, then a KV-cache group's ``group_index`` in four bytes.
 
     >>> key = make_offload_key(bytes(32), group_index=1)
     >>> len(key)
@@ -73,9 +72,9 @@ class LookupResult(Enum):
     HIT = auto()
     #: No tier has the chunk, or it cannot be loaded in time; recompute it.
     MISS = auto()
-    #: The chunk is on its way into the primary tier; ask again next step.
+    #: The chunk will soon be readable in the primary tier; ask again next step.
     HIT_PENDING = auto()
-    #: A tier has not answered yet, or a load begins after this step; ask again next step.
+    #: A tier has not answered yet, or a load will begin after this step; ask again next step.
     RETRY = auto()
 
 
@@ -85,17 +84,16 @@ class RequestContext:
 
     Attributes:
         request_id: the request's id, unique among the live requests.
-        params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read.
-            Their size has no limit, but a tier in a separate process gets none if their JSON
-            exceeds 16 KiB.
-        resume_in_s: seconds from the request's end until the next turn of its conversation, if the
-            caller has named a time; infinite if he has said that no turn follows.
-        session: the conversation of which the request is a turn, if the caller names one. A tier
-            in a separate process gets neither the session nor the fields below.
-        tenant: whose budget the hints use; all who name none share one.
-        priority: the priority of the retained ranges that have none of their own, 0 to 100.
-        hints: what the caller asks for. They are carried out when the request ends.
-        is_over: true if no later turn needs the chunks, so that no tier stores or renews them.
+        params: the client's parameters (vLLM's ``kv_transfer_params``), which tiers may read. A
+            tier in a separate process gets no parameters if their JSON exceeds 16 KiB.
+        resume_in_s: seconds from the request's end until the next turn of its conversation;
+            infinite if the caller expects no further turn, and ``None`` if unknown.
+        session: the request's conversation, if the caller names it. A tier in a separate process
+            gets neither the session nor the fields below.
+        tenant: the tenant whose budget the hints use; requests without a tenant share one budget.
+        priority: the default priority of retained ranges, 0 to 100.
+        hints: the caller's hints, which the manager carries out when the request ends.
+        is_over: true if no later turn needs the chunks. Tiers then neither store nor renew them.
     """
 
     request_id: str
@@ -106,7 +104,7 @@ class RequestContext:
     priority: int = DEFAULT_PRIORITY
     hints: tuple[Hint, ...] = ()
     is_over: bool = False
-    #: The params as JSON, encoded once for all jobs of the request.
+    #: ``params`` as JSON, encoded once for all jobs of the request.
     _params_json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
@@ -140,7 +138,7 @@ class Region(NamedTuple):
 
 
 class Transfer:
-    """One chunk on its way between its slot in the host pool and a tier.
+    """The transfer of one chunk between its slot in the host pool and a tier.
 
     A backend writes ``header`` and ``payload`` one after the other as one object, and reads them
     back in place::
@@ -154,22 +152,21 @@ class Transfer:
     tier whose :attr:`SecondaryTierManager.fixed_length` is false reports the object's length: it
     fills the buffers and calls :meth:`received`, or passes the whole object to :meth:`fill`.
 
-    The SDK owns ``header`` and ``payload``. A backend may use them until its ``store`` or ``load``
-    call returns, raises or is cancelled.
+    The SDK owns ``header`` and ``payload``, and lends them until ``store`` or ``load`` has ended.
 
-    The payload's digest costs least in the thread that moves the bytes. For a store, the
-    thread that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the
-    SDK computes the digest on the event loop, unless a thread of the tier called :meth:`verify`.
+    The digest is cheapest to compute in the thread that moves the bytes. For a store, the thread
+    that first uses :attr:`header` or :attr:`buffers` computes the digest. After a load, the SDK
+    computes the digest on the event loop, unless a thread of the tier has called :meth:`verify`.
 
     Attributes:
         key: the name of the chunk.
         request: the request that caused the transfer.
         payload: a contiguous view of the chunk's bytes, of format ``B``. Its length is a multiple
-            of the tier's ``alignment``: ``context.payload_bytes`` for a load, and at most as many
-            for a store.
-        arrived: for a load, the part of ``payload`` that the loaded object fills; for a store, all.
-        replace: for a store, true if the last load of the chunk failed. The tier's object may
-            then be damaged, so overwrite it without asking whether it exists.
+            of the tier's ``alignment``: ``context.payload_bytes`` for a load, and at most this for
+            a store.
+        arrived: the part of ``payload`` that a loaded object fills; for a store, the whole payload.
+        replace: for a store, true if the last load of the chunk failed. The tier's object may then
+            be damaged, so overwrite it without checking for its existence.
         unsealed: the function behind :meth:`seal`, or ``None`` once sealed; for the SDK only.
         unverified: the function behind :meth:`verify`, or ``None``; for the SDK only.
     """
@@ -202,25 +199,24 @@ class Transfer:
     def header(self) -> memoryview:
         """The integrity header, which only the SDK interprets.
 
-        Its address and length are multiples of the tier's ``alignment``. For a store, the first use
-        writes the header.
+        Its address and length fit the tier's ``alignment``. For a store, the first use writes it.
         """
         self.seal()
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header, once. A tier calls this, in any thread, only to supply a digest.
+        """Write a store's header once. A tier that supplies a digest calls this, in any thread.
 
         Args:
-            digest: the 16 bytes of xxh3-128, in canonical byte order, over the payload's first
-                ``context.digest_bytes`` bytes; ``None`` to compute the digest here.
+            digest: the xxh3-128 of the payload's first ``context.digest_bytes`` bytes, as 16 bytes
+                in canonical order; ``None`` to let this method compute the digest.
         """
         if self.unsealed is not None:
             self.unsealed(self.key, self._header, self.payload, digest)
             self.unsealed = None
 
     def received(self, object_bytes: int) -> None:
-        """Say how long a loaded object is, once it is in the buffers.
+        """Report the length of a loaded object, once the object is in the buffers.
 
         Args:
             object_bytes: length of the object, header included.
@@ -249,7 +245,7 @@ class Transfer:
             self.unverified = None
 
     def fill(self, stored: bytes | memoryview) -> None:
-        """Fill a load's buffers from ``stored``, the whole object; raise as :meth:`received`."""
+        """Fill a load's buffers from the whole object ``stored``. Errors: see :meth:`received`."""
         self.received(len(stored))
         split = len(self._header)
         self._header[:], self.arrived[:] = stored[:split], stored[split:]
@@ -262,7 +258,7 @@ class Transfer:
         return Transfer(self.key, self.request, self.header, payload, replace=self.replace)
 
     def compressed(self, payload: memoryview) -> Transfer:
-        """Return a store of the same chunk whose ``payload`` is shorter; for the SDK only."""
+        """Return a copy of this store with a shorter ``payload``; for the SDK only."""
         unsealed = self.unsealed
         return Transfer(
             self.key, self.request, self._header, payload, replace=self.replace, unsealed=unsealed
@@ -291,8 +287,8 @@ class Entry:
     Attributes:
         key: the name of the chunk.
         object_bytes: length of the stored object, header included.
-        used_s: the time of the chunk's last use, in seconds since the epoch. A tier that records
-            no uses gives the time of storing; ``None`` if neither is known.
+        used_s: the time of the chunk's last use, in seconds since the epoch. A tier that records no
+            uses reports the time of storing, or ``None`` if it does not know that time.
     """
 
     key: OffloadKey
@@ -307,9 +303,9 @@ class Usage:
     Attributes:
         chunks: number of stored chunks; ``None`` if the store does not count them.
         used_bytes: bytes that the chunks use, headers included.
-        capacity_bytes: the tier's limit; ``None`` if it has none.
-        free_bytes: the free bytes of the disk under the tier, which other programs may use too;
-            ``None`` if there is no disk or the tier does not know.
+        capacity_bytes: the tier's limit; ``None`` for an unlimited tier.
+        free_bytes: the free bytes of the tier's disk, which other programs may share; ``None`` if
+            the tier uses no disk or the number is unknown.
     """
 
     chunks: int | None

@@ -1,10 +1,10 @@
-"""Build what a release publishes into dist/: wheels, source distributions, an SBOM, checksums.
+"""Build the files of a release into dist/: wheels, source distributions, an SBOM, checksums.
 
     python scripts/dist.py [PYTHON ...]
 
 Each package gets a source distribution, and a pure wheel built from it. The core gets a compiled
-wheel for each PYTHON, the file tier a single one for all. auditwheel names the oldest glibc on
-which a compiled wheel runs. The SBOM lists the contents of an environment with all packages.
+wheel for each PYTHON, and the file tier gets one compiled wheel. auditwheel names the oldest glibc
+on which a compiled wheel runs. The SBOM lists the contents of an environment with all packages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def main() -> None:
 
 
 def artifacts() -> list[Path]:
-    """Return the files to upload."""
     return sorted([*DIST.glob("*.whl"), *DIST.glob("*.tar.gz")])
 
 

@@ -1,7 +1,7 @@
 """Code shared by the scripts that create an engine's virtual environment for a CPU.
 
-An up-to-date environment is not changed. Stamp files in an environment hold hashes of the files
-that define the environment.
+An environment's stamp files hold hashes of the files that define it. An up-to-date environment is
+left unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield the normalized name and the text of each requirement of a wheel, except of extras."""
+    """Yield the normalized name and the text of each requirement that is not for an extra."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
@@ -54,10 +54,7 @@ def install_ours(pip: Pip) -> None:
 
 
 def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> None:
-    """Create or update the environment at the path on the command line.
-
-    ``script`` is the file that defines ``install_engine``.
-    """
+    """Create the environment at the path on the command line, or update it after a change."""
     if sys.version_info[:2] < PYTHON:
         raise SystemExit(f"Python {PYTHON[0]}.{PYTHON[1]} or newer is needed")
     (path,) = sys.argv[1:]

@@ -3,7 +3,7 @@
     python3 scripts/lmcache_environment.py .venv-lmcache
 
 LMCache's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So this
-script installs only what LMCache's server and its file and Redis adapters import.
+script installs only packages that LMCache's server and its file and Redis adapters import.
 """
 
 from __future__ import annotations

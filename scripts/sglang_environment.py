@@ -3,7 +3,7 @@
     python3 scripts/sglang_environment.py .venv-sglang
 
 SGLang's wheel requires CUDA's libraries, but imports them only on a machine with a GPU. So this
-script installs only what SGLang's host pools, cache controller and storage backends import.
+script installs only packages that SGLang's host pools, cache controller and storages import.
 torchvision's wheel is built for another torch, so only its Python code runs here.
 ``tests/support/sglang_platform.py`` declares torchvision's operators.
 """

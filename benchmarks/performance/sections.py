@@ -50,12 +50,10 @@ class Panel:
 
     Attributes:
         title: the text above the part.
-        run: the run whose figures are shown.
-        group: group of the shown series.
-        quantity: quantity of the shown series.
+        run, group, quantity: identify the series to show.
         axis: label of the axis, with the unit.
         ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
-        cases: the cases to show; empty for all that were measured.
+        cases: the cases to show; if empty, all measured cases.
         start: start of the axis and its bars.
         glance: texts of the cases shown in the README and in the page's section "At a glance".
     """
@@ -106,7 +104,7 @@ class Section:
         return bool(self.panels) and any(run.series for run in figures.runs.values())
 
     def said(self, figures: Figures) -> str:
-        """Return the answer with its figures; leave out a sentence if a figure is missing."""
+        """Return the answer with its figures; leave out each sentence that lacks a figure."""
         said = []
         for sentence in self.answer:
             parts: list[str | None] = [*re.split(r"\{(.+?)\}", sentence)]

@@ -22,7 +22,7 @@ except ImportError:
 
 
 class PlainFiles(Way):
-    """The limit: ``pwritev`` with a rename, and ``preadv``, without the page cache if possible."""
+    """The limit: plain ``preadv`` and ``pwritev``, which bypass the page cache if possible."""
 
     def __init__(
         self, work: Work, root: Path, *, start: str = "", stale: str | None = None

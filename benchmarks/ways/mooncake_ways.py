@@ -16,7 +16,7 @@ Slots = list[list[memoryview]]
 
 
 class PlainClient(Way):
-    """Batch calls of Mooncake's client in threads; objects are payloads without headers."""
+    """Mooncake's client, called from threads with batches of payloads without headers."""
 
     def __init__(self, work: Work, port: int) -> None:
         super().__init__(work)
@@ -40,13 +40,13 @@ class PlainClient(Way):
         self._each(self.get)
 
     def put(self, names: list[str], slots: Slots) -> bool:
-        """Return true if the whole batch was stored."""
+        """Store a batch; return true if every object was stored."""
         payloads = [Region.of(payload) for _, payload in slots]
         statuses = self._client.batch_put_from(names, *map(list, zip(*payloads, strict=True)))
         return set(statuses) == {0}
 
     def get(self, names: list[str], slots: Slots) -> bool:
-        """Return true if the whole batch was loaded."""
+        """Load a batch; return true if every object was loaded."""
         payloads = [Region.of(payload) for _, payload in slots]
         lengths = self._client.batch_get_into(names, *map(list, zip(*payloads, strict=True)))
         return set(lengths) == {self.work.chunk_bytes}

@@ -35,7 +35,7 @@ class Obstore(ClientWay):
             access_key_id=ACCESS_KEY_ID,
             secret_access_key=SECRET_ACCESS_KEY,
             region=REGION,
-            # The tier signs no payloads either. A digest costs more than the rest of a request.
+            # Like the tier, do not sign payloads: a digest costs more than the rest of a request.
             unsigned_payload=True,
             client_options={"allow_http": True, **client},
         )
@@ -70,8 +70,8 @@ class BareSockets(Way):
             [self._head(client, operation, number) for number in range(self.work.keys)]
             for operation in ("put_object", "get_object")
         )
-        # Create the directory first: if two requests create it at the same time, the server fails
-        # one. obstore needs no directory in advance, because it retries.
+        # Create the directory first: if two requests create it at the same time, one of them
+        # fails. obstore would retry, but bare sockets do not.
         client.put_object(Bucket=_BUCKET, Key=f"{self._place}/bare/first")
         client.close()
 

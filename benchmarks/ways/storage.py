@@ -29,7 +29,7 @@ class Storage(ABC):
     def load(self, number: int) -> None: ...
 
     def clear(self) -> None:
-        """Remove stored objects, except files."""
+        """Remove stored objects that are not files."""
         return
 
     def fill(self) -> list[torch.Tensor]:

@@ -125,23 +125,23 @@ class Way(ABC):
         self.work = work
 
     async def open(self) -> None:
-        """Connect, before the measured time."""
+        """Connect. The time that this takes is not measured."""
         return
 
     async def close(self) -> None:
-        """Release all resources, after the measured time."""
+        """Release all resources. The time that this takes is not measured."""
         return
 
     @abstractmethod
     async def store(self) -> float | None:
-        """Store all chunks. Return the seconds, or ``None`` to let the caller measure the time."""
+        """Store all chunks. Return the seconds, or ``None`` if the caller must measure the time."""
 
     @abstractmethod
     async def load(self) -> float | None:
         """Load all chunks into their slots; return seconds or ``None``, as :meth:`store` does."""
 
     async def check(self) -> None:
-        """Compare all loaded payloads, after the measured time."""
+        """Compare all loaded payloads. The time that this takes is not measured."""
         for number, (_, payload) in enumerate(self.work.slots):
             self.work.compare(number, payload)
 
@@ -227,7 +227,7 @@ class Subject(ABC):
 
     @abstractmethod
     def ways(self, work: Work) -> Mapping[str, Callable[[int], Way]]:
-        """Return functions that make a way for a round, by name: kvtier first, the limit last."""
+        """Map names to functions that make a way for a round; kvtier is first, the limit last."""
 
     @abstractmethod
     def clear(self) -> None: ...

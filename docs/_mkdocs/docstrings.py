@@ -92,7 +92,7 @@ def _reference(name: str, last: bool, owner: griffe.Object) -> str:
 def _path_of(name: str, owner: griffe.Object) -> str:
     """Return the path of the object that a name in a docstring refers to.
 
-    For an attribute without a docstring, return its class, whose docstring explains the attribute.
+    If the object is an attribute without a docstring, return the path of its class.
     """
     first, *rest = name.split(".")
     scope: griffe.Object | griffe.Alias | None = owner

@@ -1,4 +1,4 @@
-"""Runs blocking calls for coroutines; a cancellation leaves no call running in the background."""
+"""Runs blocking calls for coroutines. A cancellation leaves no call running in the background."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvtier_sdk.aio.clock import wait_out
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A function that runs a blocking call, and returns a function that reports the outcome. The
-#: returned function holds no reference to the call's arguments.
+#: A function that runs a blocking call, and returns a function that reports the outcome but holds
+#: no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: The maximum number of threads per event loop. Each tier has its own event loop.
@@ -24,7 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads for one loop: a hanging disk blocks one tier only."""
+    """A limited pool of daemon threads for one loop. A hanging disk blocks only one tier."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class _Threads:
         with self._changed:
             if self._idle <= len(self._calls) and self._started < self._limit:
                 name = f"kvtier-blocking-{self._started + 1}"
-                # Start the thread first, because a call must not be queued if the start raises.
+                # Start the thread first, because a call must not be queued if the start fails.
                 threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._started += 1
             self._calls.append(call)
@@ -90,7 +90,7 @@ def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
 
 
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """End the loop's threads as soon as they are idle. Call this when the loop is closed."""
+    """End the loop's threads once they are idle. Call this when the loop is closed."""
     with _threads_lock:
         threads = _threads_by_loop.pop(loop, None)
     if threads is not None:
@@ -100,11 +100,11 @@ def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
 async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run ``function(*args, **kwargs)`` in a thread, and wait until it returns.
 
-    A cancellation is raised only after the function has returned, so that nothing uses the
-    function's buffers any more. ``asyncio.to_thread`` would raise at once, while its thread still
-    uses the buffers. If the cancellation comes before the function has started, the function never
-    runs. A function that never returns blocks its thread and the coroutine, but the interpreter can
-    still exit. At most 16 functions run at once per event loop. Further calls wait in order::
+    A cancellation is raised only after the function has returned and no longer uses its buffers.
+    ``asyncio.to_thread`` would raise immediately, while its thread still uses the buffers. If the
+    cancellation comes before the function has started, the function never runs. A function that
+    never returns blocks its thread and the coroutine, but the interpreter can still exit. At most
+    16 functions run at once per event loop. Further calls wait in order::
 
         data = await run_blocking(path.read_bytes)
     """

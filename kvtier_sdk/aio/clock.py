@@ -1,7 +1,7 @@
-"""The clock is the SDK's only source of time, timers and tasks.
+"""The clock, which is the SDK's only source of time, timers and tasks.
 
-Because no other module of the SDK reads a clock, sleeps or starts a task, a simulation with a
-virtual clock can simulate hours in milliseconds, and every run has the same result.
+No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
+clock can cover hours in milliseconds, and every run has the same result.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Clock(ABC):
     def call_at(self, when_s: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
         """Call ``callback(*args)``, which must not raise, when :meth:`now_s` reaches ``when_s``.
 
-        The running loop makes the call, as soon as possible if ``when_s`` has passed. The returned
-        handle's ``cancel()`` prevents the call.
+        The running loop makes the call, immediately if ``when_s`` has passed. The returned handle's
+        ``cancel()`` prevents the call.
         """
         delay_s = max(0.0, when_s - self.now_s())
         return asyncio.get_running_loop().call_later(delay_s, callback, *args)
@@ -61,7 +61,7 @@ class Clock(ABC):
     async def gather_bounded(
         self, calls: Sequence[Callable[[], Awaitable[T]]], *, limit: int
     ) -> list[T]:
-        """Run ``calls``, at most ``limit`` at a time, and return their results in the same order.
+        """Run ``calls``, at most ``limit`` at a time; return their results in the same order.
 
         If a call raises, the other calls are cancelled, and the first exception is raised after
         they have ended. A cancellation of the caller cancels all calls and waits for them. After
@@ -78,7 +78,7 @@ class Clock(ABC):
         async def work() -> None:
             for index, call in pending:
                 results[index] = await call()
-                # Start no further call if this call has suppressed a cancellation.
+                # Do not start another call if this one has suppressed a cancellation.
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     return
@@ -99,7 +99,7 @@ TimerHandle = asyncio.TimerHandle
 
 
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Wait until all tasks have ended, and only then raise a cancellation of the caller.
+    """Wait until all ``tasks`` have ended; only then raise a cancellation of the caller.
 
     A tier needs this function if its client goes on after a cancellation, because the SDK takes the
     buffers back when the coroutine ends::
@@ -108,7 +108,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
         await wait_out([task])
         await task
 
-    The exceptions of the ``tasks`` are not raised.
+    This function does not raise the tasks' exceptions.
     """
     cancelled: asyncio.CancelledError | None = None
     while any(not task.done() for task in tasks):
@@ -126,7 +126,7 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
 async def wait_within(
     clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]], *, first: bool = False
 ) -> bool:
-    """Wait for all tasks, or for one if ``first`` is true; return false after ``delay_s``."""
+    """Wait for all tasks, or only for one if ``first`` is true; return false after ``delay_s``."""
     until = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
     try:
         async with clock.timeout(delay_s):
@@ -157,8 +157,7 @@ class SystemClock(Clock):
 
 
 def _has_standard_streams() -> bool:
-    """Return true if descriptors 0 to 2 are open."""
-    # A descriptor of uvloop may get a closed stream's number; closing it later aborts the process.
+    # uvloop must not get a closed stream's number: closing it later would abort the process.
     try:
         for stream_fd in range(3):
             os.fstat(stream_fd)

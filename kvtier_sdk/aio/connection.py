@@ -13,9 +13,9 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of one read of text. It is small, because payload that is read with the text is copied.
+# The size of one read of text. It is small, because payload read with the text must be copied.
 _TEXT_BYTES = 2048
-# OpenSSL copies the bytes of a write into its own memory, so each write is limited to this size.
+# The maximum size of a TLS write, because OpenSSL copies the bytes of a write.
 _TLS_PIECE_BYTES = 128 * 1024
 # The maximum number of buffers in one call of readv or writev (IOV_MAX).
 _MOST_BUFFERS = 1024
@@ -23,9 +23,9 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
-    """A network connection that sends and fills a tier's buffers without copying them.
+    """A network connection that sends and fills a tier's buffers without copies.
 
-    The connection uses TCP, TLS or a Unix socket. A protocol needs only a few coroutines on top::
+    The connection uses TCP, TLS or a Unix socket. A protocol on top needs only a few coroutines::
 
         connection = await Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0)
         await connection.send([b"PUT 131136\\n", *transfer.buffers])
@@ -38,7 +38,7 @@ class Connection:
     A tier can rely on these rules:
 
     - *Cancellation.* Cancelling a call that waits closes the connection. After the cancellation,
-      nothing touches the call's buffers.
+      the connection does not touch the call's buffers.
     - *End of file, reset.* A call that needs more bytes than the server sent raises
       :class:`TierUnavailableError` and closes the connection. Bytes that the server sent
       earlier can still be received, even if a :meth:`send` was cut short.
@@ -57,8 +57,7 @@ class Connection:
             handshake. The connection owns and closes the socket.
         peer: the server's name, for messages.
         clock: the clock for timers.
-        stall_timeout_s: the longest time that a call waits without moving a byte; ``None`` for
-            no limit.
+        stall_timeout_s: maximum time in which a call moves no byte; ``None`` for no limit.
     """
 
     def __init__(
@@ -72,11 +71,10 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._stream = _TLSStream(sock) if isinstance(sock, ssl.SSLSocket) else _Stream(sock)
         self._error: TierError | None = None
-        # Bytes received before a call asked for them.
+        # Bytes that were received before a call requested them.
         self._unread = b""
         self._text = memoryview(bytearray(_TEXT_BYTES))
-        # The result of the call under way: the buffers left to send or fill, or None after a
-        # failure.
+        # The result of the running call: the buffers left to send or fill, or None after a failure.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
@@ -130,7 +128,7 @@ class Connection:
     def is_usable(self) -> bool:
         """True if the connection is ready for a new request and its reply.
 
-        In that case, the connection is open, no call is under way, the last request was sent in
+        This means that the connection is open, no call is running, the last request was sent in
         full, and no received bytes are left.
         """
         is_free = self._error is None and self._waiter is None
@@ -144,9 +142,9 @@ class Connection:
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Send ``buffers``, one after the other.
 
-        If the server replies or hangs up before all bytes are sent, the call returns early. In that
-        case, receive the reply, which may give the reason. The connection is not usable for another
-        request until the remaining bytes are sent. Return the unsent rest, usually empty.
+        If the server replies or hangs up before all bytes are sent, the call returns early. Then
+        receive the reply, which may contain the reason. The connection is not usable for another
+        request until the remaining bytes are sent. Return the unsent buffers, if any.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]
@@ -167,10 +165,10 @@ class Connection:
             await self._fill(rooms)
 
     async def receive_some(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Receive at least one byte, and fill ``buffers`` in order; return their unfilled parts.
+        """Receive at least one byte into ``buffers``, in order; return their unfilled parts.
 
-        One system call can fill several buffers. So if the lengths are known, a reply's head and
-        payload can be received together, each in its own buffer. At least one must have room.
+        One system call can fill several buffers. So if the lengths are known, pass separate buffers
+        to receive a reply's head and payload together. At least one buffer must have room.
         """
         self._check()
         if self._unread:
@@ -181,7 +179,7 @@ class Connection:
         """Receive text up to and including ``end``, such as a line end.
 
         A later call receives the bytes after ``end``. If the text is longer than ``most_bytes``,
-        the connection is closed and :class:`TierUnavailableError` is raised.
+        the method closes the connection and raises :class:`TierUnavailableError`.
         """
         self._check()
         start = 0
@@ -201,7 +199,7 @@ class Connection:
         self._unread = text + self._unread
 
     def close(self, reason: str) -> None:
-        """Close the connection at once; running and later calls raise the ``reason``."""
+        """Close the connection immediately. Running and later calls raise the ``reason``."""
         self._close(TierUnavailableError(f"connection to {self.peer} lost: {reason}"))
 
     def _close(self, error: TierError) -> None:
@@ -211,7 +209,7 @@ class Connection:
         self._loop.remove_reader(self._stream.descriptor)
         self._loop.remove_writer(self._stream.descriptor)
         self._stream.close()
-        # Drop the references to the buffers, because they belong to the caller again.
+        # Drop the references to the buffers, which belong to the caller again.
         self._rooms = self._unsent = ()
         self._unread = b""
         if self._waiter is not None and not self._waiter.done():
@@ -244,7 +242,7 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            # Read before waiting, because the event loop may have reported these bytes already, and
+            # Read before waiting, because the event loop may already have reported these bytes, and
             # uvloop reports a reset only once.
             if self._read():
                 if self._error is not None:
@@ -296,20 +294,20 @@ class Connection:
             what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
             self._close(TierTimeoutError(what))
 
-    # Callbacks of the loop, and methods that callbacks and calls share. These methods must not
-    # raise, because after an exception in a callback the call under way would never end.
+    # The loop's callbacks, and methods that callbacks and calls share. These methods must not
+    # raise, because the running call would never end after an exception in a callback.
 
     def _on_readable(self) -> None:
         if self._rooms:
             if self._read():
                 self._finish(self._rooms)
             return
-        # No call waits for these bytes. Read the first few, and leave the rest for a later call.
+        # No call waits for these bytes. Read the first bytes, and leave the rest for a later call.
         if not self._unread:
             count_bytes = self._read_into([self._text])
             self._unread = bytes(self._text[:count_bytes])
             if count_bytes:
-                # End a send under way, because the reply may refuse the request.
+                # Stop a running send, because the server may have refused the request.
                 self._finish(self._unsent)
         elif self._is_watched:
             self._is_watched = False
@@ -320,13 +318,13 @@ class Connection:
             self._finish(self._unsent)
 
     def _finish(self, rest: Sequence[Any]) -> None:
-        """End the call under way, so that later callbacks do not use its buffers."""
+        """End the running call, so that later callbacks do not use its buffers."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rest)
 
     def _read(self) -> bool:
-        """Fill buffers with the available bytes; return true if the call is done or has failed."""
+        """Fill buffers with the available bytes; return true if the call has ended or failed."""
         while self._rooms:
             count_bytes = self._read_into(self._rooms)
             if not count_bytes:
@@ -337,7 +335,7 @@ class Connection:
         return True
 
     def _read_into(self, rooms: Sequence[Any]) -> int:
-        """Read once; return 0 if no bytes were available, or if the connection has ended."""
+        """Read once; return 0 if no bytes are available or the connection has ended."""
         try:
             count_bytes = self._stream.read(rooms)
         except _NOT_NOW:
@@ -352,7 +350,7 @@ class Connection:
         return count_bytes
 
     def _write(self) -> bool:
-        """Send bytes until the socket is full; return true if the send has ended."""
+        """Send bytes until the socket is full; return true if the call has ended."""
         while self._unsent:
             try:
                 count_bytes = self._stream.write(self._unsent)
@@ -361,7 +359,7 @@ class Connection:
             except OSError as error:
                 if self._is_refused:
                     self.close(error.strerror or str(error))
-                # Keep the connection open at first, because an unread reply may give the reason.
+                # Keep the connection open for now, because an unread reply may contain the reason.
                 self._is_refused = True
                 return True
             self._has_moved = True
@@ -375,7 +373,7 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if the stream itself buffers bytes that no call has read."""
+        """Return true if the stream buffers bytes that no call has read."""
         return False
 
     def read(self, rooms: Sequence[Any]) -> int:
@@ -422,7 +420,7 @@ async def _open_socket(address: tuple[str, int] | str, tls: ssl.SSLContext | Non
             failure = error
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Keep-alive detects a server that vanishes silently, even without a stall timeout.
+        # Keep-alive detects a server that has vanished silently, even without a stall timeout.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return sock if tls is None else await _encrypted(sock, tls, host)
     raise failure
@@ -440,7 +438,7 @@ async def _connected(family: int, place: Any) -> socket.socket:
 
 
 async def _encrypted(plain: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """Perform the TLS handshake; the returned socket replaces the plain socket."""
+    """Perform the TLS handshake; return a socket that replaces the plain socket."""
     loop = asyncio.get_running_loop()
     sock = tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
     try:

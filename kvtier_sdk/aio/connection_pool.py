@@ -37,15 +37,14 @@ class ConnectionPool(Generic[C]):
 
     Args:
         dial: a function that opens a :class:`Connection`, or any object with ``is_usable`` and
-            ``close(reason)``. The pool calls it only while fewer than ``limit`` are lent.
+            ``close(reason)``. The pool calls ``dial`` only while fewer than ``limit`` are lent.
         limit: the maximum number of connections.
     """
 
     def __init__(self, dial: Callable[[], Awaitable[C]], limit: int) -> None:
         self._dial = dial
         self._free = asyncio.Semaphore(limit)
-        # A store waits here before it waits in the common queue for a connection, so that stores
-        # cannot fill that queue.
+        # Stores wait here before they enter the common queue, so that they cannot fill that queue.
         self._stores = asyncio.Semaphore(max(1, limit // 2))
         # A stack, because the most recently used connection is the least likely to be stale.
         self._idle: list[C] = []
@@ -53,13 +52,14 @@ class ConnectionPool(Generic[C]):
 
     @asynccontextmanager
     async def borrow(self, *, for_store: bool = False) -> AsyncIterator[C]:
-        """Borrow a connection; wait while all are lent (``for_store``: while stores hold half).
+        """Borrow a connection; wait while all connections are lent.
 
-        If the connection is still usable after the block, the pool keeps it for the next borrower.
-        If the block raises or is cancelled, the pool closes the connection, because the next
-        borrower might receive the rest of an unfinished reply. After a
-        :class:`TierUnavailableError` the pool closes its idle connections too. To keep the
-        connection after an error that does not affect it, raise the error after the block.
+        If ``for_store`` is true, also wait while stores hold half of the connections. If the
+        connection is still usable after the block, the pool keeps it for the next borrower. If the
+        block raises or is cancelled, the pool closes the connection, because the next borrower
+        might receive the rest of an unfinished reply. After a :class:`TierUnavailableError` the
+        pool closes its idle connections too. To keep the connection after an error that does not
+        affect it, raise the error after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()
@@ -80,7 +80,7 @@ class ConnectionPool(Generic[C]):
                 connection.close("it was left in the middle of a conversation")
 
     def close(self) -> None:
-        """Close idle connections now, and lent connections on return. A second call is harmless."""
+        """Close idle connections now, and lent connections when they return."""
         self._is_closed = True
         self._close_idle(_CLOSED)
 

@@ -1,4 +1,4 @@
-"""Counts a tier's running calls, so that closing the tier can wait for them."""
+"""Counts a tier's running calls, so that the tier can wait for them when it is closed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvtier_sdk.errors import TierUnavailableError
 
 
 class RunningCalls:
-    """A counter of running calls; :meth:`close` refuses new calls and waits for running calls.
+    """A counter of running calls. :meth:`close` refuses new calls and waits for running calls.
 
     A tier may be closed while its calls run. Some client libraries crash the interpreter if they
     are closed during a call, and most raise a confusing exception::
@@ -49,10 +49,10 @@ class RunningCalls:
             self._idle.set()
 
     async def close(self) -> None:
-        """Refuse new calls, and wait for running calls. Closing a second time is harmless.
+        """Refuse new calls, and wait for running calls. A second call is harmless.
 
-        The wait has no time limit, so each call of the client library should have a time limit.
-        If the wait is cancelled, new calls are still refused.
+        The wait has no time limit, so each call to the client library should have a time limit. If
+        the wait is cancelled, new calls are still refused.
         """
         self._is_closed = True
         await self._idle.wait()

@@ -7,13 +7,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command, or say how to install its extra ``cli``."""
+    """Run the command; print how to install the extra ``cli`` if it is missing."""
     try:
         from kvtier_sdk.cli.app import run
 
         sys.exit(run())
     except KeyboardInterrupt:
-        # Shells report this status for a command that SIGINT has ended.
+        # Shells report this status for a command that was ended by SIGINT.
         sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):

@@ -47,7 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Some releases of typer show local variables in tracebacks, and these may hold passwords.
+    # Some releases of typer show local variables, which may hold passwords, in tracebacks.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
@@ -79,7 +79,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# The help lists the commands in this order, roughly that in which an operator needs them.
+# The help lists the commands in this order, in which an operator typically needs them.
 app.command("check")(check_command)
 tier_app.command("ls")(ls_command)
 tier_app.command("du")(du_command)
@@ -109,7 +109,7 @@ app.command("bench")(bench_command)
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
-#: The environment variable that makes unexpected errors show their traceback.
+#: The environment variable that enables tracebacks of unexpected errors.
 _TRACEBACK = "KVTIER_TRACEBACK"
 
 
@@ -147,5 +147,5 @@ def run() -> int:
 
 
 def _tell(text: str) -> None:
-    """Write lines to stderr; mask passwords, because an error can quote a URL."""
+    """Write lines to stderr, and mask passwords, because an error can quote a URL."""
     say(*without_password(text).split("\n"), to_stderr=True)

@@ -35,9 +35,9 @@ def backends_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the installed backends: package, abilities and options of each.
+    """List the installed backends, each with its package, abilities and options.
 
-    The list also gives the reason if a backend cannot be loaded. Then the exit status is 1.
+    If a backend cannot be loaded, the list shows the reason, and the exit status is 1.
     """
     described = [_describe(info) for info in _wanted(names or [])]
     if as_json:
@@ -60,7 +60,7 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend; entry ``fault`` says why it cannot be loaded, or is ``None``."""
+    """Describe a backend. ``fault`` is the reason why it cannot be loaded, or ``None``."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)

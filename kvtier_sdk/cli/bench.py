@@ -35,7 +35,7 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offloa
 _REQUEST = RequestContext("kvtier bench")
 _STORE, _LOAD = Operation.STORE, Operation.LOAD
 _COLORS = ("host", "tier1", "tier2", "tier3")
-#: Longest wait for the jobs under way before their chunks are deleted.
+#: The maximum wait for running jobs before their chunks are deleted.
 _SETTLE_S = 30.0
 
 
@@ -69,9 +69,10 @@ def bench_command(
 ) -> None:
     """Measure tiers as an engine uses them: MB/s, latency and CPU of stores and loads.
 
-    Chunks with random content and keys of their own pass queues, digests and deadlines, each tier
-    in a thread or process as under an engine. They are deleted at the end, and after Ctrl-C. MB/s
-    are medians of the rounds; CPU is this process's and the tiers' processes', without servers.
+    The chunks have random content and unique keys. They pass through queues, digests and deadlines,
+    and each tier runs in a thread or process, as under an engine. The chunks are deleted at the
+    end, and after Ctrl-C. MB/s are medians of the rounds. CPU is the time of this process and of
+    the tiers' processes, without servers.
 
         kvtier bench file:///data/try memory: --plot bench.svg
 
@@ -118,7 +119,7 @@ def bench_command(
 
 @dataclass(slots=True)
 class Figures:
-    """The measurements of one tier in one case; ``batch`` chunks are a job."""
+    """The measurements of one tier in one case, with ``batch`` chunks per job."""
 
     tier: str
     backend: str
@@ -167,7 +168,7 @@ def _measure(
     share_bytes: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Measure all tiers with chunks of one size, in rounds that each begin with another tier."""
+    """Measure all tiers with chunks of one size. Each round begins with another tier."""
     size = figures[0].chunk_bytes
     slots = min(share_bytes // size, at_once * max(of.batch for of in figures))
     with ExitStack() as opened:
@@ -191,7 +192,7 @@ def _measure(
 
 @contextmanager
 def _open(spec: TierSpec, pool: HostPool) -> Iterator[BlockingTier]:
-    # Like an engine's, the namespace names a dtype, which option 'compress' needs.
+    # The namespace has a dtype, like an engine's, because option 'compress' needs it.
     facts = {"engine": "kvtier bench", "dtype": "bfloat16", "chunk_bytes": pool.chunk_bytes}
     tier = BlockingTier.make(spec, pool, Namespace(facts), clock=SystemClock())
     try:
@@ -213,7 +214,7 @@ def _deleted_at_the_end(tier: BlockingTier, keys: Sequence[OffloadKey]) -> Itera
 
 
 def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
-    # Wait, because a store that ends after the deletion would leave its chunks behind.
+    # Wait, because a store that ended after the deletion would leave its chunks behind.
     tier.wait(lambda: not tier.client.jobs.running, _SETTLE_S)
     for page in pages(keys):
         _check(tier, tier.result_of(tier.client.delete(page)))
@@ -269,6 +270,6 @@ def _cpu_s() -> float:
     total_s = 0.0
     for pid in pids:
         with suppress(OSError):  # the process has ended
-            # Linux computes the id of a process's CPU clock from the process's id like this.
+            # Linux derives the id of a process's CPU clock from the process's id in this way.
             total_s += time.clock_gettime((~pid << 3) | 2)
     return total_s

@@ -86,7 +86,7 @@ def check_command(
 def _check(
     tiers: str, findings: _Findings, size_bytes: int | None, timeout_s: float | None
 ) -> Iterator[str]:
-    """Fill in ``findings``, and yield the text of each finding as soon as it is known."""
+    """Fill ``findings``, and yield the text of each finding as soon as it is known."""
     try:
         target = read_target(tiers)
     except (BackendError, ConfigError) as error:
@@ -95,7 +95,7 @@ def _check(
     else:
         config = target.config.to_dict(defaults=True)
         if target.is_url:
-            # A URL configures only a tier, so leave out the defaults of all other options.
+            # A URL configures only a tier, so omit the defaults of all other options.
             config = {"tiers": config["tiers"]}
         findings.configuration = config
         yield from _configuration_lines(config)

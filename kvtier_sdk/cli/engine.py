@@ -1,4 +1,4 @@
-"""Commands to a running engine, by its admin socket: tiers out and in, pins and prefetches."""
+"""Commands for a running engine's admin socket: drain, resume, pin, prefetch and forget."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvtier_sdk.options.units import parse_seconds
 
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.2
-#: An engine that has made no step for this long is idle.
+#: An engine without a step for this long counts as idle.
 _STEP_S = 1.0
-#: Longest wait for chunks that are still in use.
+#: The maximum wait for chunks that are still in use.
 _IN_USE_S = 10.0
-#: Longest wait for a prefetch.
+#: The maximum wait for a prefetch.
 _RECEIPT_S = 60.0
 
 Socket = Annotated[
@@ -51,7 +51,7 @@ _Tenant = Annotated[
 
 
 def socket_at(path: Path) -> Path:
-    """Return the socket at a path; for a directory, return the socket of its only engine."""
+    """Return the socket at a path. For a directory, return the socket of its only engine."""
     found = [one for one in sorted(path.glob("kvtier-*.sock")) if _is_served(one)]
     if len(found) > 1:
         raise ConfigError(f"several engines run; name one of {', '.join(map(str, found))}")
@@ -65,7 +65,7 @@ def _is_served(socket: Path) -> bool:
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Send a request and return the answer. Raise :class:`OSError` if no answer comes."""
+    """Send a request and return the answer; raise :class:`OSError` if there is no answer."""
     with sockets.socket(sockets.AF_UNIX) as client:
         client.settimeout(timeout_s)
         client.connect(str(path))
@@ -79,7 +79,7 @@ def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> di
 
 
 def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
-    """Return an engine's answer; end the command with status 1 if the engine does not answer."""
+    """Return an engine's answer. If the engine does not answer, end the command with status 1."""
     socket = socket_at(socket)
     try:
         answer = ask(socket, request)
@@ -95,7 +95,7 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Purge the engines' host pools; return reports whose counts include those of ``before``."""
+    """Purge the engines' host pools; return reports with counts that continue ``before``."""
     if config.admin_socket is None:
         return []
     path = Path(config.admin_socket)
@@ -164,7 +164,7 @@ def drain_command(
     """Take a tier out of a running engine, and wait until the tier's jobs have ended.
 
     The engine sends the tier no lookups, loads or stores until 'kvtier resume'. The exit status is
-    1 if jobs are still under way after the timeout; the tier stays out even then.
+    1 if jobs still run after the timeout; the tier stays out even then.
     """
     timeout_s = read_flag("--timeout", parse_seconds, timeout, may_be_0=True)
     clock = SystemClock()
@@ -206,7 +206,7 @@ def pin_command(
 ) -> None:
     """Keep a session's chunks in a running engine's host pool, for example a system prompt.
 
-    Pins use the engine's 'hint_budget', and last as long as its 'hint_duration' at most.
+    Pins use the engine's 'hint_budget', and last at most as long as its 'hint_duration'.
     """
     duration_s = read_flag("--for", parse_seconds, duration, may_be_0=True)
     _give_hint(socket, verb="pin", session=session, tenant=tenant, duration_s=duration_s)
@@ -221,12 +221,12 @@ def prefetch_command(socket: Socket, session: _Session, tenant: _Tenant = "") ->
 
 
 def forget_command(socket: Socket, session: _Session, tenant: _Tenant = "") -> None:
-    """End a session's pins, and drop the chunks that are only its own from the host pool."""
+    """End a session's pins, and drop from the host pool the chunks that no other session uses."""
     _give_hint(socket, verb="forget", session=session, tenant=tenant)
 
 
 def _give_hint(socket: Path, **hint: Any) -> None:
-    """Give a running engine a hint, and print the receipt; exit with 1 if it was refused."""
+    """Send a hint to a running engine, and print the receipt; exit with 1 after a refusal."""
     number = ask_engine(socket, command="hint", **hint)["number"]
     clock = SystemClock()
     began_s = clock.now_s()

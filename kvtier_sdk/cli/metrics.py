@@ -15,7 +15,7 @@ metrics_app = typer.Typer(
 
 @metrics_app.command("list")
 def list_command() -> None:
-    """List every metric: its name, kind, labels and meaning."""
+    """List every metric with its name, kind, labels and meaning."""
     for metric in METRICS:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
         unit = f" of {metric.unit}" if metric.unit else ""

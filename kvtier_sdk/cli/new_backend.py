@@ -1,4 +1,4 @@
-"""``kvtier new-backend``: writes a package with a working tier, as the start of a backend."""
+"""``kvtier new-backend``: writes a package with a working tier, to start a backend from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: The file that is made from each template.
+#: Maps each template to the file that is made from it.
 _FILES = {
     "Makefile.in": "Makefile",
     "README.md.in": "README.md",

@@ -1,4 +1,4 @@
-"""Descriptions of options: the kind of value, the unit, the default and the meaning."""
+"""Descriptions of options: kind of value, unit, default and meaning."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _kind_of(annotation: Any, metadata: Sequence[Any]) -> tuple[str, str | None,
 
 
 def _meanings(model: type[StrictModel]) -> dict[str, str]:
-    """Read the options' meanings from the classes' docstrings; a subclass overrides its base."""
+    """Read the options' meanings from the docstrings of a class and its bases."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         section = _ATTRIBUTES.search(inspect.cleandoc(vars(owner).get("__doc__") or ""))

@@ -47,7 +47,7 @@ def set_command(
 ) -> None:
     """Change options of a running engine, until it restarts.
 
-    The engine's log and 'kvtier events' say who changed what.
+    The engine's log and 'kvtier events' record each change and its author.
     """
     given = read_settings(settings or ())
     changes = {option: None if value == "none" else value for option, value in given.items()}

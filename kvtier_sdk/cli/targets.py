@@ -1,4 +1,4 @@
-"""The argument that names a command's tiers: a URL, a configuration, or vLLM's JSON."""
+"""The argument with a command's tiers: a URL, a configuration, or vLLM's JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Target:
 
     @property
     def only_tier(self) -> TierSpec:
-        """The target's only tier; raises :class:`ConfigError` if there are none or several."""
+        """The target's only tier; raises :class:`ConfigError` unless there is exactly one."""
         if len(self.tiers) == 1:
             return self.tiers[0]
         if not self.tiers:
@@ -98,7 +98,7 @@ def installed_engines() -> Mapping[str, EngineTools]:
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:
-    """Return the tools of the engine that reads ``options``; ``None`` if kvtier reads them."""
+    """Return the tools of the engine that reads ``options``, or ``None`` if kvtier reads them."""
     for tools in installed_engines().values():
         if tools.reads(options):
             return tools

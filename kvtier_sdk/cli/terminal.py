@@ -1,4 +1,4 @@
-"""Helpers that read flags and print lines, columns and progress bars."""
+"""Helpers for reading flags and for printing lines, columns and progress bars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
-    """Parse a flag; raise :class:`ConfigError` for wrong text, and for 0 unless ``may_be_0``."""
+    """Parse a flag; raise :class:`ConfigError` for invalid text, and for 0 unless ``may_be_0``."""
     try:
         value = parse(text)
     except ValueError as error:
@@ -48,7 +48,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines, escaped so that text from a store can neither move the cursor nor add a line."""
+    """Print escaped lines, so that text from a store can neither move the cursor nor add lines."""
     for line in lines:
         # Flush even if the output is a pipe, because the next line may come much later.
         print(one_line(line), file=sys.stderr if to_stderr else sys.stdout, flush=True)
@@ -62,7 +62,7 @@ class TerminalFormatter(MaskingFormatter):
 
 
 def print_columns(rows: Sequence[Sequence[str]], numbers_from: int | None = None) -> None:
-    """Print rows as a table; the columns from index ``numbers_from`` on are right-aligned."""
+    """Print rows as a table. The columns from index ``numbers_from`` on are right-aligned."""
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     first = len(widths) if numbers_from is None else numbers_from
@@ -98,7 +98,7 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
-        # In a file or a pipe, a bar would only clutter the output.
+        # A bar would only clutter the output in a file or a pipe.
         disable=not console.is_terminal,
         transient=True,
     ) as bar:

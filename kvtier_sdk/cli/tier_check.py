@@ -1,4 +1,4 @@
-"""Checks of tiers without an engine, through the same client that engines use."""
+"""Checks of tiers without an engine, but through the client that engines use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
-#: Longest wait for a tier to report its usage.
+#: The maximum wait for a tier's report of its usage.
 _USAGE_S = 5.0
 #: Advice to the operator, by verdict.
 ADVICE: dict[Verdict, str] = {
@@ -47,9 +47,9 @@ ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: Longest wait for a tier to close after its check was interrupted.
+#: The maximum wait for a tier to close after an interrupted check.
 _INTERRUPTED_S = 0.5
-#: A pattern for the frames of a traceback, without the error that follows the frames.
+#: A pattern for the frames of a traceback, without the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
 
@@ -60,8 +60,8 @@ class _StepError(Exception):
 
 
 def like_kv(size_bytes: int) -> bytes:
-    """Return normally distributed numbers, whose exponents vary as much as those of KV."""
-    # They have three bits of mantissa, so that rounding them to 8 bits does not change them.
+    """Return normally distributed bfloat16 numbers, with exponents like a KV cache's."""
+    # Keep only three mantissa bits, so that rounding to fp8 does not change the numbers.
     floats = np.random.default_rng().standard_normal(-(-size_bytes // 2), np.float32)
     floats = np.copysign(np.maximum(np.abs(floats), 2**-10), floats)
     return (floats.view(np.uint32) >> 16 & 0xFFF0).astype(np.uint16).tobytes()[:size_bytes]
@@ -84,8 +84,7 @@ def check_tiers(
     config: TieringConfig, *, chunk_bytes: int, timeout_s: float
 ) -> Iterator[TierCheck]:
     """Connect to each tier, and store, look up, load and remove a chunk."""
-    # The chunk has a namespace of its own and a random key, so the check disturbs neither engines
-    # nor another check of the same store.
+    # A separate namespace and a random key prevent interference with engines and other checks.
     small = config.model_copy(update={"slots": _SLOTS, "pool_bytes": None, "chunk_bytes": None})
     with open_pool(small, chunk_bytes=chunk_bytes) as pool:
         for spec in config.tiers:
@@ -132,12 +131,11 @@ class _Check:
             self._note_fault(raised.labelled(self._spec.name, "open"), ADVICE[Verdict.CONTRACT])
 
     def _make_tier(self) -> BlockingTier:
-        """Make the tier, with the check's time limit as all its deadlines."""
         names = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
         patience = dict.fromkeys(names, self._timeout_s)
         spec = self._spec.needed()
         spec = replace(spec, runner=spec.runner.model_copy(update=patience))
-        # An engine's namespace names a dtype too, and option 'compress' needs one.
+        # The namespace has a dtype, like an engine's, because option 'compress' needs it.
         facts = {"engine": "kvtier check", "dtype": "bfloat16"}
         namespace = Namespace({**facts, "chunk_bytes": self._pool.chunk_bytes})
         return BlockingTier.make(spec, self._pool, namespace, clock=self._clock)
@@ -200,14 +198,13 @@ class _Check:
         try:
             self._tier.client.open()
         except TierTimeoutError:
-            # The tier raises an earlier error itself, after a shorter time limit.
+            # Re-raise an error that the tier itself raised before the check's time limit.
             if self._clock.now_s() < end_s:
                 raise
             message = f"it did not open within {self._timeout_s:g} s"
             raise self._gave_up("open", message) from None
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
-        """Wait for a job, and raise an error unless it ends with the expected verdict."""
         result = self._tier.result_of(job)
         operation = cast(Job, job).operation
         (verdict,) = result.verdicts
@@ -233,7 +230,7 @@ class _Check:
 
 
 class _Listener(logging.Handler):
-    """A handler that keeps messages, without the traceback frames that a tier's process sends."""
+    """A handler that collects messages without the frames of tracebacks."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -246,11 +243,11 @@ class _Listener(logging.Handler):
 
 @contextmanager
 def _warnings_of(tier: str) -> Iterator[list[str]]:
-    """Collect a tier's warnings while the block runs, and keep them out of the log."""
+    """Yield a list that collects a tier's warnings during the block, instead of the log."""
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(listener)
-    # Set the level, because a tier's child process sends only records at this level or above.
+    # Set the level, because a tier's process sends only records of at least this level.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:

@@ -27,7 +27,7 @@ _Status = Mapping[str, Any]
 _NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
 #: Width of the table if no terminal limits it.
 _PIPE_WIDTH = 200
-#: An engine that has made no step for this long is idle or stuck.
+#: An engine without a step for this long is idle or stuck.
 _LONG_STEP_S = 2.0
 
 
@@ -65,7 +65,7 @@ def top_command(
 
 def _frames(socket: Path, interval_s: float) -> Iterator[Group]:
     for before, now in pairwise(_looks(socket, interval_s)):
-        # A restarted engine counts from 0, so there are no rates since the last look.
+        # A restarted engine counts from 0, so rates since the last look would be wrong.
         if now["uptime_s"] > before["uptime_s"]:
             yield _frame(before, now)
 
@@ -78,7 +78,7 @@ def _looks(socket: Path, interval_s: float) -> Iterator[_Status]:
 
 def _frame(before: _Status, now: _Status) -> Group:
     duration_s = now["uptime_s"] - before["uptime_s"]
-    # The gaps are narrow, because the table must fit into 80 characters.
+    # Use narrow gaps, because the table must fit into 80 characters.
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("tier")
     table.add_column("state")
@@ -159,7 +159,7 @@ def _used(tier: _Status, pool: _Status) -> str:
 
 
 def _notes(now: _Status) -> Iterator[str]:
-    """Yield notes on the savings by hits, each tier's disk, and the last errors."""
+    """Yield notes on the time saved by hits, on each tier's disk, and on the last errors."""
     tiers = [now["host"], *now["tiers"]]
     tokens = {tier["name"]: sum(tier["saved_tokens"].values()) for tier in tiers}
     if whole := sum(tokens.values()):

@@ -7,7 +7,7 @@ The envelope has 48 bytes::
     8       24      salt, random for each chunk
     32      16      GCM's tag
 
-Each chunk has its own key, which HKDF-Expand (RFC 5869, SHA-256) derives from the file's key and
+Each chunk has a separate key, which HKDF-Expand (RFC 5869, SHA-256) derives from the file's key and
 the salt. So the nonce can be constant, and the file's key can seal any number of chunks. With
 random 96-bit nonces under one key, all engines together could seal only 2^32 chunks.
 """
@@ -49,7 +49,7 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 
 
 class AESGCMCodec(ChunkCodec):
-    """The codec ``aes-gcm:FILE`` seals with the file's first key, and opens with any of its keys.
+    """The codec ``aes-gcm:FILE``, which seals with the file's first key and opens with any key.
 
     The constructor reads the file once. The id of a key reveals nothing about the key.
     """
@@ -104,8 +104,8 @@ def _expand(key: bytes, info: bytes) -> bytes:
 
 
 def read_keys(path: str) -> list[bytes]:
-    """Read 256-bit keys, one per line in hexadecimal; skip empty lines and ``#`` comments."""
-    # Error messages never quote the file's content.
+    """Read 256-bit keys in hexadecimal, one per line; skip empty lines and ``#`` comments."""
+    # Error messages must not quote the file's content.
     try:
         text = _read_private(path)
     except OSError as error:

@@ -1,8 +1,8 @@
 """Codes payloads of 16-bit and 8-bit floats exactly, in fewer bytes.
 
 The exponents of a KV cache carry 2.5 to 3 bits of information each; signs and mantissas look like
-random bits. So exponents are coded in layers of two bits, and the rest is stored as it is. Other
-bytes are restored exactly too, but do not become fewer.
+random bits. So exponents are coded in layers of two bits, and the other bits are stored unchanged.
+Other bytes are also restored exactly, but do not become fewer.
 
 A coded payload, little-endian::
 
@@ -28,9 +28,9 @@ A coded block::
 In a plane of codes or bits, byte j of each 16 bytes has the codes of the elements j, 16 + j, 32 + j
 and so on, from its lowest bits to its highest.
 
-All lengths follow from the payload's length and the heads, so a layer has no length of its own. The
-table is at the end, so no coded block begins after its place in the payload. So a payload can be
-decoded in place, from the last block to the first.
+All lengths follow from the payload's length and the heads, so the layers' lengths are not stored.
+The table is at the end, so no coded block begins after its place in the payload. So a payload can
+be decoded in place, from the last block to the first.
 
 A rounded block (:class:`Float8`) has 129 bytes for each unit instead::
 
@@ -65,11 +65,11 @@ _NO_CODER = (
 
 
 class Planes:
-    """An exact coder of payloads with elements of a ``dtype``. Any thread may call it."""
+    """A lossless coder of payloads with elements of a ``dtype``. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
-    # Maps a dtype, as ``str`` or vLLM names it, to its kind. Elements of kinds 0 and 1 have 16
-    # bits, with exponents of 8 and 5 bits; elements of kinds 2 and 3 have 8 bits, with 4 and 5.
+    # Maps a dtype, as named by ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with
+    # exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5 bits.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,
@@ -96,15 +96,15 @@ class Planes:
 
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
         """Write the coded payload to the beginning of ``stored``, and return its length."""
-        # The length is a multiple of ``alignment``. It is 0 if the coded payload would not be at
-        # least a sixteenth shorter than the payload; then ``stored`` may hold anything.
+        # The length is a multiple of ``alignment``. It is 0 unless coding shortens the payload by
+        # at least a sixteenth; the content of ``stored`` is then undefined.
         return coder.encode(self._kind, payload, stored, alignment)
 
     @staticmethod
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
-        """Decode any kind in place. After a ChunkError, ``memory`` may hold anything."""
+        """Decode any kind in place. After a ChunkError, the content of ``memory`` is undefined."""
         if coder is None:
-            # The chunk is not damaged, so an engine that cannot read it does not delete it.
+            # The chunk is intact, so raise an error after which no engine deletes it.
             raise ChunkError(f"the chunk is compressed, and {_NO_CODER}")
         kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")
         fits = 16 <= stored_bytes <= payload_bytes and kind <= _MOST_KIND

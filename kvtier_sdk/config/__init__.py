@@ -1,1 +1,1 @@
-"""Reads the configuration of a tier or of a manager, and finds conflicts between tiers."""
+"""Reads the configurations of tiers and managers, and finds conflicts between tiers."""

@@ -1,4 +1,4 @@
-"""A tier's configuration: its backend, its name and its options."""
+"""A tier's configuration: backend, name and options."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ class TierSpec:
         tier_class: the backend's class.
         config: the backend's options.
         runner: the options that every tier has.
-        engine_waits: false if the engine is already serving. Then the tier is opened in the
+        engine_waits: false if the engine is already serving. The tier is then opened in the
             background, and opening is retried after any error.
         verify: false turns digests off; for measurements and tests only.
-        is_rounded: true if chunks in the tier may be rounded, by this tier or by another tier of
-            the same engine.
-        inventory: ``"off"``, or what routers are told of the tier's chunks: their ``"hashes"``, or
-            their ``"tokens"`` too, which the tier then keeps.
+        is_rounded: true if this or another tier of the engine may round the tier's chunks.
+        inventory: the announcements to routers: ``"off"``, the chunks' ``"hashes"``, or also their
+            ``"tokens"``, which the tier then stores.
     """
 
     name: str
@@ -57,8 +56,8 @@ class TierSpec:
     def from_url(cls, url: str, **overrides: Any) -> Self:
         """Read a ``url`` such as ``file:///data/kv?capacity=1GiB&load_deadline=2s&name=cold``.
 
-        The scheme names the backend. The query holds the backend's options, the options that every
-        tier has, and the tier's name. None of the ``overrides`` may also be in the URL.
+        The scheme names the backend. The query contains the backend's options, the options that
+        every tier has, and the tier's name. The URL must not contain any of the ``overrides``.
 
         Raises:
             ConfigError: the URL or an option is wrong.
@@ -134,17 +133,17 @@ class TierSpec:
         return cls(name, backend, tier_class, config, runner, is_rounded=is_rounded)
 
     def namespace_of(self, namespace: Namespace, chunk_bytes: int) -> Namespace:
-        """Add a chunk's length, ``chunk_bytes``, and :meth:`in_tier`'s facts to a ``namespace``."""
+        """Add the fact ``chunk_bytes`` and the facts of :meth:`in_tier` to a ``namespace``."""
         return self.in_tier(namespace.for_chunks(chunk_bytes))
 
     def in_tier(self, namespace: Namespace) -> Namespace:
-        """Add the facts of sealed and of rounded chunks to a ``namespace``."""
+        """Add facts to a ``namespace`` if chunks are sealed or rounded."""
         codec = self.runner.codec_name
         facts = {} if codec is None else {"codec": codec}
         return namespace.adding(**facts, **({"compress": "fp8"} if self.is_rounded else {}))
 
     def object_lengths(self, chunk_bytes: int) -> tuple[int, int]:
-        """Return the lengths of the header and the payload that store ``chunk_bytes``."""
+        """Return the lengths of the header and of the payload for a chunk of ``chunk_bytes``."""
         codec, alignment = self.runner.codec, self.tier_class.alignment
         envelope_bytes = 0 if codec is None else load_codec(codec).envelope_bytes
         return header_bytes(alignment, envelope_bytes), round_up(chunk_bytes, alignment)
@@ -159,7 +158,7 @@ class TierSpec:
         return replace(self, config=config, runner=runner)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; map each option that differs to both values."""
+        """Copy the live options of ``changed``; map each differing option to both values."""
         return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
 
     def live_values(self) -> dict[str, tuple[Any, Any]]:
@@ -167,7 +166,7 @@ class TierSpec:
         return self.config.live_values() | self.runner.live_values()
 
     def needed(self, required: bool = True) -> Self:
-        """Return a copy in which the tier is ``required`` or not."""
+        """Return a copy with the option ``required`` set."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
@@ -177,7 +176,7 @@ class TierSpec:
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the configuration as plain data that :meth:`from_options` reads.
 
-        If true, ``secrets`` are in the clear, and ``defaults`` of other options are included.
+        Secrets are masked unless ``secrets`` is true. ``defaults`` includes options not given.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)
@@ -201,7 +200,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # Report a misspelt 'type' as unknown, because the error 'missing' would hide the mistake.
+        # Report a misspelt 'type' as unknown, because the error "missing" would hide the mistake.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)

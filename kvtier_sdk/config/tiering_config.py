@@ -32,15 +32,14 @@ class PoolOptions(StrictModel):
         slots: number of chunks in the host pool.
         pool_bytes: size of the host pool (``64GiB``), or the pool's share of the machine's memory
             (``25%``), instead of ``slots``.
-        chunk_bytes: payload of a chunk; not needed if the engine gives this size.
-        policy: eviction policy of the host pool: ``returns``, ``lru``, ``arc`` or another
-            package's.
-        store_reserve: share of the slots that loads from tiers leave free for stores. If a tier
-            gets chunks when they are evicted, the manager also keeps this share free of chunks.
+        chunk_bytes: payload of a chunk; not needed if the engine determines this size.
+        policy: eviction policy of the pool: ``returns``, ``lru``, ``arc`` or another package's.
+        store_reserve: share of the slots reserved for stores, which loads from tiers do not use. If
+            a tier gets chunks just before their eviction, the manager also keeps this share free.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
             load more slowly is a miss. If absent, the manager measures the time.
-        hint_budget: the most of the pool that pins and other hints hold, in bytes or as a share, at
-            most half; ``0`` refuses them.
+        hint_budget: maximum size of the chunks that pins and other hints hold, in bytes or as a
+            share of the pool, at most half; ``0`` refuses these hints.
         hint_duration_s: the longest time for which hints can hold a chunk.
         verify: false turns digests off; for measurements and tests only.
     """
@@ -56,7 +55,7 @@ class PoolOptions(StrictModel):
     verify: Flag = True
 
     def hint_share(self, pool_bytes: int) -> float:
-        """Return ``hint_budget`` as a share of ``pool_bytes``, at most half of them."""
+        """Return ``hint_budget`` as a share of ``pool_bytes``, at most a half."""
         budget = self.hint_budget
         return float(min(budget / pool_bytes if isinstance(budget, int) else budget, 0.5))
 
@@ -89,10 +88,10 @@ class TieringConfig(ServiceOptions, PoolOptions):
         trace_file_bytes: size at which a trace file ends and the next file begins.
         trace_files: number of trace files to keep; the oldest files are removed.
         admin_socket: path of a Unix socket for ``kvtier top``, ``set``, ``drain`` and ``tier rm``,
-            or of a directory for each engine's socket; ``auto`` is ``/tmp/kvtier-UID``, which only
-            its user can enter. No socket if absent. The history of events lies beside it.
+            or of a directory for the sockets of several engines; ``auto`` is ``/tmp/kvtier-UID``,
+            which only its user can enter. No socket if absent. The history of events is beside it.
         events_tokens: true to announce chunks with their tokens, which routers such as Dynamo's
-            need. The tiers then keep the tokens of chunks beside them, under the tiers' ``codec``.
+            need. The tiers then store the chunks' tokens too, sealed if the tier has a ``codec``.
         tiers: the secondary tiers, in the order of lookups. Each tier is a URL, or a table with
             ``type``, an optional ``name``, and a ``url`` or options.
     """
@@ -106,7 +105,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read ``options`` by name, and import the backends and policies that they name.
+        """Read ``options`` by name, and import the named backends and policies.
 
         ``tiers`` is a list of URLs, tables and specs. Each error message begins with ``where``.
 
@@ -145,7 +144,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
         return given | ({"tiers": tiers} if tiers else {})
 
     def for_rank(self, rank: int) -> Self:
-        """Return a copy for the data-parallel replica ``rank``, with a separate port."""
+        """Return a copy with a separate metrics port for the data-parallel replica ``rank``."""
         port = self.metrics_port
         return self if port is None else self.model_copy(update={"metrics_port": port + rank})
 
@@ -191,21 +190,21 @@ class TieringConfig(ServiceOptions, PoolOptions):
 
 
 def own_directory() -> Path:
-    """Return the directory in which a user's engines and commands meet by default."""
-    # Avoid XDG_RUNTIME_DIR: a service lacks it, and it is removed when the user logs out.
+    """Return the default directory for the sockets of a user's engines."""
+    # Avoid XDG_RUNTIME_DIR, which services lack, and which is removed when the user logs out.
     return Path(f"/tmp/kvtier-{os.geteuid()}")
 
 
 def place_of_socket(option: str) -> Path:
-    """Return the absolute path of ``admin_socket``, which a later ``chdir`` does not affect."""
+    """Return the absolute path of the option's socket, which a later ``chdir`` does not affect."""
     return own_directory() if option == "auto" else Path(option).absolute()
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
     """Read the ``entries`` of tiers, which are URLs, tables or specs, keyed by place.
 
-    If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores what it has
-    loaded, and what it computed from that, in the other tiers too.
+    If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores loaded
+    chunks, and chunks computed from them, in the other tiers too.
 
     Raises:
         ConfigError: an entry is invalid, a name is repeated, or locations conflict; the message
@@ -244,7 +243,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Append an error in the ``with`` block to ``mistakes``, to report all mistakes at once."""
+    """Add an error in the block to ``mistakes``, so that all mistakes are reported together."""
     try:
         yield
     except (BackendError, ConfigError) as error:
@@ -257,7 +256,7 @@ def _tell(mistakes: list[str]) -> None:
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:
-    """Yield a message for tiers in one location with different options, or in nested locations."""
+    """Yield messages about tiers in one location with different options, or in nested locations."""
     # In nested locations, the outer tier could count or remove the inner tier's chunks.
     for (one_place, one), (place, tier) in combinations(specs.items(), 2):
         first, location = one.config.location(), tier.config.location()

@@ -1,4 +1,4 @@
-"""The interfaces that authors implement: a tier, a codec, a store policy, an eviction policy."""
+"""The interfaces that extensions implement: tiers, codecs, store policies, eviction policies."""
 
 from kvtier_sdk.contract.codec import ChunkCodec
 from kvtier_sdk.contract.policies import EvictionPolicy, StoreMoment, StorePolicy

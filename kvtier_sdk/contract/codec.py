@@ -10,22 +10,19 @@ class ChunkCodec(ABC):
     """A cipher that seals chunks on their way to a tier and opens them on their way back.
 
     Install a codec under the entry point ``kvtier.codecs``, for example as ``my_cipher``. A tier's
-    option ``codec = "my_cipher:argument"`` then selects the codec. The tier handles sealed chunks
-    like all others.
+    option ``codec = "my_cipher:argument"`` then selects it. The tier handles only sealed chunks.
 
     Rules for every codec:
 
-    - *A sealed payload is as long as the payload.* Further data for opening it, such as a salt and
-      a tag, goes into the envelope, a part of the chunk's header.
+    - *Sealing keeps a payload's length.* Other data that opening needs, such as a salt and a tag,
+      goes into the envelope, which is part of the chunk's header.
     - *A payload is authenticated*, together with the associated data: the key of the chunk, its
       namespace and its header. :meth:`open` raises if any bit of these has changed since
       :meth:`seal`. The SDK computes no digest of a sealed chunk.
-    - *A codec is pure*: its methods are called in several threads at once, keep no buffer when
-      they return, and do no I/O.
+    - *A codec is pure*: its methods run in several threads at once, do no I/O, and keep no buffer.
     - *A codec shows no secret* in its ``repr`` or its errors.
     - *A name stands for one encoding.* The name is a fact of the tier's namespace, so chunks of
-      different codecs are kept apart. An encoding that older releases cannot read needs a new
-      name.
+      different codecs are kept apart. An incompatible encoding needs a new name.
 
     Attributes:
         envelope_bytes: length of the envelope in bytes.
@@ -47,20 +44,18 @@ class ChunkCodec(ABC):
     def seal(
         self, associated: bytes, payload: memoryview, sealed: memoryview, envelope: memoryview
     ) -> None:
-        """Seal ``payload``, which must not be modified, into ``sealed`` and ``envelope``.
+        """Encrypt ``payload`` into ``sealed``, and fill ``envelope``; do not modify ``payload``.
 
-        ``sealed`` is as long as the payload. :meth:`open` gets the same ``associated`` data.
+        ``sealed`` is as long as ``payload``. :meth:`open` receives the same ``associated`` data.
         """
 
     @abstractmethod
     def open(
         self, associated: bytes, envelope: memoryview, sealed: memoryview, payload: memoryview
     ) -> None:
-        """Open ``sealed`` with ``envelope``, as the tier has loaded them, into ``payload``.
-
-        After an error, ``payload`` may hold anything.
+        """Decrypt and verify ``sealed`` into ``payload``, with the ``envelope`` from the tier.
 
         Raises:
-            ChunkAuthError: these and the ``associated`` data do not belong together, or the codec
-                lacks the secret key.
+            ChunkAuthError: ``sealed``, ``envelope`` and the ``associated`` data do not belong
+                together, or the codec lacks the secret key. ``payload`` is then undefined.
         """

@@ -11,21 +11,21 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class StoreMoment(Enum):
-    """The moment at which a tier is offered a chunk."""
+    """The moment at which the SDK offers a chunk to a tier."""
 
-    #: As soon as the device has written the chunk.
+    #: Immediately after the device has written the chunk.
     STORED = "stored"
     #: Each time the chunk is copied back to the device, until the tier has the chunk.
     HIT = "hit"
-    #: Before the chunk leaves the primary tier.
+    #: Just before the primary tier evicts the chunk.
     EVICTED = "evicted"
 
 
 class StorePolicy(ABC):
     """A policy that chooses which chunks a tier gets, and when.
 
-    A policy does no I/O, and is used on the engine's thread only. If the policy below is installed
-    under the entry point ``kvtier.store_policies`` as ``urgent``, the option
+    A policy does no I/O. The SDK uses it on the engine's thread only. If the policy below is
+    installed under the entry point ``kvtier.store_policies`` as ``urgent``, the option
     ``store_policy = "urgent:80"`` selects it::
 
         class Urgent(StorePolicy):
@@ -40,12 +40,11 @@ class StorePolicy(ABC):
                 return request.priority >= self._least
 
     Attributes:
-        moment: the moment at which the tier is offered a chunk.
-        filters: if False, :meth:`wants` is never called and the tier gets every offered chunk.
+        moment: the moment at which the SDK offers a chunk to the tier.
+        filters: false if the tier gets every offered chunk, without calls of :meth:`wants`.
 
     Args:
-        argument: the text after the policy's name and a colon, as in ``after_hits:2``; ``None``
-            if there is no colon.
+        argument: the text after the colon, as in ``after_hits:2``; ``None`` if there is no colon.
 
     Raises:
         ValueError: the argument is missing, or this policy cannot use it.
@@ -60,17 +59,17 @@ class StorePolicy(ABC):
 
     @abstractmethod
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
-        """Return true if the tier should get the chunk ``key`` now; ``request`` stored or uses it.
+        """Return true if the tier should get the chunk ``key``, which ``request`` stored or uses.
 
-        ``hits`` says how often it was copied back to the device while in the primary tier.
+        ``hits`` counts copies back to the device since the chunk entered the primary tier.
         """
 
 
 class EvictionPolicy(ABC):
     """A policy that chooses the chunks to evict from a full primary tier.
 
-    A policy does no I/O, reads no clock, and is used by one thread. The policy learns of a chunk
-    once the chunk is readable, not while it is written. This policy evicts the oldest chunk::
+    A policy does no I/O and reads no clock, and only one thread uses it. The policy learns of a
+    chunk once the chunk is readable, not while it is written. This policy evicts the oldest chunk::
 
         class Oldest(EvictionPolicy):
             def __init__(self):
@@ -88,24 +87,23 @@ class EvictionPolicy(ABC):
             def choose_victims(self, count, is_evictable):
                 return list(itertools.islice(filter(is_evictable, self._keys), count))
 
-    A chunk is useless without the chunks before it, so a policy should evict the end of a prefix
-    first.
+    A chunk is useless without the chunks before it, so evict the end of a prefix first.
 
     Attributes:
-        now_s: time of the engine's current step, in seconds from any beginning.
+        now_s: time of the engine's current step, in seconds from an arbitrary start.
     """
 
     now_s: float = 0.0
 
     def open(self, slots: int) -> None:
-        """Prepare for a primary tier of ``slots`` chunks. The SDK calls this method once, first."""
+        """Prepare for a primary tier of ``slots`` chunks. The SDK calls this once, first."""
         return
 
     @abstractmethod
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:
         """Record that the chunks ``keys``, in prefix order, have become readable.
 
-        ``request`` has stored them, or they were loaded for it.
+        Either ``request`` has stored the chunks, or a tier has loaded them for ``request``.
         """
 
     @abstractmethod
@@ -113,9 +111,9 @@ class EvictionPolicy(ABC):
         """Record that ``request`` uses the known chunks ``keys``, in prefix order."""
 
     def on_request_finished(self, request: RequestContext, stop: str | None) -> None:
-        """Record that ``request`` has ended. Its last chunks may become readable afterwards.
+        """Record that ``request`` has ended. Its last chunks may become readable later.
 
-        ``stop`` says why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
+        ``stop`` is the reason why the answer ended, such as ``"tool_use"``; ``None`` if unknown.
         """
         return
 
@@ -129,6 +127,6 @@ class EvictionPolicy(ABC):
     ) -> Sequence[OffloadKey]:
         """Choose ``count`` distinct chunks to evict, the least valuable first.
 
-        ``is_evictable`` is false for a chunk that is pinned now; return fewer chunks only if no
-        more are evictable. The SDK calls :meth:`on_remove` for each chunk that it evicts.
+        ``is_evictable`` returns false for a pinned chunk. Return fewer chunks only if no others are
+        evictable. The SDK calls :meth:`on_remove` for each chunk that it evicts.
         """

@@ -1,4 +1,4 @@
-"""The interface of a tier, for whole batches or for one chunk at a time."""
+"""The interfaces of tiers that handle batches, and of tiers that handle single chunks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
 class ReportRemoved(Protocol):
-    """A function that tells the SDK that a tier has lost chunks; see :class:`TierContext`."""
+    """A function that reports removed chunks to the SDK; see :class:`TierContext`."""
 
     def __call__(self, keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """Everything that the SDK gives a tier besides its options.
+    """The environment of a tier: everything that the SDK provides besides the options.
 
     ::
 
@@ -58,20 +58,20 @@ class TierContext:
         payload_bytes: maximum length of a transfer's payload: ``chunk_bytes``, rounded up.
         clock: the source of time, sleeping and tasks; a tier uses no other clock.
         logger: this tier's own logger.
-        report_removed: tells the SDK that chunks are gone from the tier. Any thread may call it; it
-            never blocks. ``evicted=True`` says that a full tier removed the chunks to make room;
-            leave it out for chunks that expired, were deleted or were found damaged.
+        report_removed: reports to the SDK that chunks are gone from the tier. Any thread may call
+            this function, which never blocks. Pass ``evicted=True`` only if a full tier removed the
+            chunks to make room, not if the chunks expired, were deleted or were found damaged.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
             buffers. The regions stay valid from before ``open`` until ``close`` has returned, so a
             client library (RDMA, GPUDirect) needs to register them only once.
         metrics: the counters and gauges that the tier has made; for the SDK only.
         maintenance: true if a tool opens the tier beside the engines that use it. The tier then
-            changes nothing by itself: ``open`` makes no namespace and evicts nothing, ``lookup``
-            and ``load`` record no use and remove nothing. ``store`` is not called; ``delete``
-            works as usual.
-        digest_bytes: number of bytes at the start of a payload that a digest covers, if the payload
-            is that long; 0 if the SDK wants no digest. Only a tier that computes digests itself
-            needs this number (:meth:`Transfer.seal`).
+            changes nothing by itself: ``open`` makes no namespace and evicts nothing, and
+            ``lookup`` and ``load`` record no use and remove nothing. The SDK does not call
+            ``store``. ``delete`` works as usual.
+        digest_bytes: maximum number of bytes, from the start of a payload, that a digest covers; 0
+            if the SDK needs no digest. Only a tier that computes digests itself needs this number
+            (:meth:`Transfer.seal`).
     """
 
     name: str
@@ -102,7 +102,7 @@ class TierContext:
             name: the counter's name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
-            TierContractError: the name names a gauge, or the tier is open.
+            TierContractError: a gauge has the name, or the name is new and the tier is open.
         """
         return self.metrics.counter(name)
 
@@ -121,32 +121,28 @@ class SecondaryTierManager(ABC):
 
     Rules for every tier:
 
-    - *Results have the order and the length of the batch.* ``None`` means done; a
-      :class:`TierError` says why that one chunk failed. A raised error counts for the whole
-      batch.
+    - *Results have the order and the length of the batch.* ``None`` means done, and a returned
+      :class:`TierError` means that this one chunk failed. A raised error fails the whole batch.
     - *A call names no key twice*, and at most :attr:`max_batch_keys` keys.
-    - *Buffers belong to the SDK*, which lends them until the coroutine returns. This holds after
-      a cancellation too: let it through only once nothing touches the buffers.
+    - *Buffers belong to the SDK*, which lends them until the coroutine ends. A cancelled coroutine
+      must not end before all access to the buffers has ended.
     - *No reader ever sees a partly written object*, even if a store fails midway.
-    - *Storing a key twice is harmless*: the first or the last complete object stays. The last one
-      stays if its transfer's ``replace`` is true.
-    - *An error of one object fails that object only*: it is a :class:`ChunkError` for that key, and
-      the batch goes on. ``lookup`` answers ``False`` for an object that it cannot examine, and
-      raises the error only if it can examine none of the call's keys.
+    - *Storing a key twice is harmless*: the tier keeps the first or the last complete object. If
+      the last transfer's ``replace`` is true, the tier keeps the last object.
+    - *An error of one object fails that object only*: the verdict for its key is a
+      :class:`ChunkError`, and the batch goes on. ``lookup`` answers ``False`` for an object that it
+      cannot examine, and raises the error only if it can examine none of the call's objects.
     - *An outage is a* :class:`TierUnavailableError`, never ``False`` from :meth:`lookup`.
-    - Only :class:`TierError` and its subclasses are raised (:func:`kvtier_sdk.map_exceptions`).
-    - *A key may hold any bytes*; a chunk is found under its own key in its own namespace, and
-      nowhere else.
-    - *A tier is built from its options alone*, in this process or in one of its own.
-    - *Several instances may be open at once* on one store, in one process or in several; each works
-      whether or not others close. On a medium other than :attr:`Medium.CPU` each instance finds the
-      chunks of all instances.
+    - *Raise only* :class:`TierError` and its subclasses (:func:`kvtier_sdk.map_exceptions`).
+    - *A key may hold any bytes*; a chunk is found only under its own key in its own namespace.
+    - *A tier is built from its options alone*, in the engine's process or in a separate one.
+    - *Several instances may be open at once* on one store, in one process or in several. Closing
+      one does not affect the others. Except on :attr:`Medium.CPU`, each instance finds all chunks.
     - *A wrong setting is a* :class:`ConfigError` *of* :meth:`open`, and wrong credentials are a
-      :class:`TierAuthError`; opening is not retried after either. An outage is
-      retried until it ends.
+      :class:`TierAuthError`. Neither is retried. During an outage, the SDK retries the opening.
     - *A closed tier leaves nothing behind*: no task, thread, file descriptor or buffer.
 
-    A complete tier, which keeps its chunks in a dictionary::
+    A complete tier that keeps its chunks in a dictionary::
 
         class DictionaryTier(SecondaryTierManager):
             contract_version = 1
@@ -178,17 +174,16 @@ class SecondaryTierManager(ABC):
         medium: the medium on which chunks are kept.
         locality: the machine that holds the chunks: the engine's or another.
         capabilities: the optional methods that the tier implements.
-        alignment: alignment of each buffer's address and length, in bytes; a power of two up to
-            4,096.
+        alignment: alignment of each buffer's address and length: a power of two, up to 4,096 bytes.
         needs_process: true for a tier that must run in a separate process, for example because
             its client can crash, or holds the interpreter lock for long.
-        max_batch_keys: the most keys of one call of ``lookup``, ``load``, ``store``, ``touch`` and
-            ``delete``; the SDK splits longer batches. ``None`` for no limit.
-        fixed_length: true for a tier whose objects must all be of ``context.object_bytes``. It gets
-            no compressed chunks, and need not call :meth:`Transfer.received`.
-        runner_defaults: the tier's own defaults for the options that every tier has, as they are
-            written in a configuration. The operator's settings override them. Example for a store
-            behind a slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
+        max_batch_keys: the maximum number of keys in a call of ``lookup``, ``load``, ``store``,
+            ``touch`` or ``delete``; ``None`` for no limit. The SDK splits longer batches.
+        fixed_length: true for a tier whose objects must all be ``context.object_bytes`` long. The
+            tier gets no compressed chunks, and need not call :meth:`Transfer.received`.
+        runner_defaults: the tier's own defaults for the options that every tier has, written as in
+            a configuration. The operator's settings override them. Example for a store behind a
+            slow link: ``{"lookup_deadline": "200ms", "concurrency": 4}``.
         contract_version: the :data:`CONTRACT_VERSION` that the tier was written for.
         config: the validated options.
         context: the tier's :class:`TierContext`: its name, namespace, clock, logger and more.
@@ -205,20 +200,17 @@ class SecondaryTierManager(ABC):
     runner_defaults: ClassVar[Mapping[str, Any]] = {}
     contract_version: ClassVar[int]
 
-    # A tier's class annotates 'config' with its own model for type checkers.
+    # Subclasses annotate ``config`` with their own model.
     config: Any
     context: TierContext
 
     def __init__(self, config: TierConfig, context: TierContext) -> None:
-        """Keep ``config``, an instance of :attr:`config_model`, and ``context``.
-
-        Do no I/O here; :meth:`open` is for that.
-        """
+        """Keep ``config``, an instance of :attr:`config_model`, and ``context``; do no I/O."""
         self.config = config
         self.context = context
 
     async def open(self) -> None:
-        """Connect, and check every setting that can be checked.
+        """Connect to the store, and check every setting that can be checked.
 
         The SDK calls this once per instance, and cancels the call after ``open_deadline``. If the
         store cannot be reached, the SDK closes the instance, and may open a new instance.
@@ -234,11 +226,10 @@ class SecondaryTierManager(ABC):
         """Return which chunks are stored, for the ``request`` that needs them.
 
         Returns:
-            One boolean per key, in the order of ``keys``. 0, 1 and ``numpy.bool_`` count as
-            booleans; anything else breaks the contract.
+            One boolean per key, in the order of ``keys``; 0, 1 and ``numpy.bool_`` are also valid.
 
         Raises:
-            TierError: the tier cannot tell.
+            TierError: the lookup failed.
         """
 
     @abstractmethod
@@ -250,8 +241,8 @@ class SecondaryTierManager(ABC):
                 stay, unless ``transfer.replace`` is true.
 
         Returns:
-            One verdict per transfer, in the order of ``batch``: ``None`` once a later
-            :meth:`load` will find the chunk.
+            One verdict per transfer, in order: ``None`` if later calls of :meth:`load` find the
+            chunk.
 
         Raises:
             TierError: the whole batch failed for one reason.
@@ -263,8 +254,8 @@ class SecondaryTierManager(ABC):
 
         A missing object is a :class:`ChunkNotFoundError`. An object that does not fit into the
         buffers is a :class:`CorruptChunkError`; :meth:`Transfer.received` raises it. An object that
-        cannot be read, while others can, is a :class:`ChunkError`. A failed load may leave anything
-        in the buffers.
+        cannot be read, while others can, is a :class:`ChunkError`. After a failed load, the content
+        of the buffers is undefined.
 
         Returns:
             One verdict per transfer, in the order of ``batch``.
@@ -281,17 +272,17 @@ class SecondaryTierManager(ABC):
         return
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Delete chunks; missing ones are ignored. (:attr:`Capability.DELETE`)
+        """Delete chunks; ignore missing chunks. (:attr:`Capability.DELETE`)
 
         Raise a :class:`TierError` if some of ``keys`` could not be deleted.
         """
         raise TierContractError("capability DELETE is declared but delete() is not implemented")
 
     async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Mark chunks as just used; unknown ones are ignored. (:attr:`Capability.TOUCH`)
+        """Mark chunks as just used; ignore unknown chunks. (:attr:`Capability.TOUCH`)
 
         Args:
-            keys: chunks that were used in the primary tier; treat the last one as the most recent.
+            keys: chunks that were used in the primary tier, most recent last.
         """
         raise TierContractError("capability TOUCH is declared but touch() is not implemented")
 
@@ -308,7 +299,7 @@ class SecondaryTierManager(ABC):
         """Return how full the tier is. (:attr:`Capability.USAGE`)
 
         The SDK calls this method every 5 seconds, for ``kvtier_tier_used_bytes`` and to learn if
-        the tier is full. So keep a count or ask the store for a sum; do not list the chunks.
+        the tier is full. So keep a count, or query a sum from the store; do not list the chunks.
 
         Returns:
             The usage of all namespaces that share the tier's capacity.
@@ -318,13 +309,12 @@ class SecondaryTierManager(ABC):
     def namespaces(self) -> AsyncIterator[StoredNamespace]:
         """Iterate over the namespaces in the tier. (:attr:`Capability.NAMESPACES`)
 
-        Only tools call this method, on a tier opened with ``context.maintenance``. A tier with
-        this capability obeys the rules of that attribute.
+        Only tools call this method, on a tier opened with ``context.maintenance``. A tier with this
+        capability obeys the rules of ``maintenance``.
 
         Returns:
-            Each namespace with a chunk or at least a manifest, once and in any order: this tier's
-            own, if it is there, and all others in the same place. The iteration raises the same
-            errors as :meth:`scan`.
+            Every namespace in the same place that has a chunk or a manifest, also the tier's own.
+            Each appears once, in any order. The iteration raises the same errors as :meth:`scan`.
         """
         raise TierContractError(
             "capability NAMESPACES is declared but namespaces() is not implemented"
@@ -338,21 +328,17 @@ class ChunkTierManager(SecondaryTierManager):
     All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
 
     Attributes:
-        fan_out: the most chunks of one batch to handle at once. Set it in the class, or in
-            each instance from its options.
+        fan_out: maximum number of chunks to handle at once. Set it per class or per instance.
     """
 
     fan_out: int = 8
 
     @abstractmethod
     async def contains_chunk(self, key: OffloadKey) -> bool:
-        """Return true if a chunk is stored under ``key``.
-
-        Returns:
-            True if :meth:`load_chunk` would find it.
+        """Return true if :meth:`load_chunk` would find a chunk under ``key``.
 
         Raises:
-            TierError: the tier cannot tell.
+            TierError: the check failed.
         """
 
     @abstractmethod
@@ -371,11 +357,11 @@ class ChunkTierManager(SecondaryTierManager):
             ChunkNotFoundError: there is no such object.
             CorruptChunkError: the object does not fit; :meth:`Transfer.received` raises it.
             ChunkError: only this object cannot be read.
-            TierError: the object could not be read for another reason.
+            TierError: the object cannot be read for another reason.
         """
 
     async def delete_chunk(self, key: OffloadKey) -> None:
-        """Delete the chunk under ``key``; a missing one is ignored. (:attr:`Capability.DELETE`)
+        """Delete the chunk under ``key``; ignore a missing chunk. (:attr:`Capability.DELETE`)
 
         Raises:
             TierError: the chunk was not deleted.

@@ -70,7 +70,7 @@ class TierMetrics:
         return self._found(self._gauges, name, TierGauge)
 
     def complete(self) -> bool:
-        """Refuse new names from now on; return true if a counter or gauge exists."""
+        """Refuse new names after this call; return true if a counter or gauge exists."""
         self._is_complete = True
         return bool(self._counters or self._gauges)
 

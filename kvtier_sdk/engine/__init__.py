@@ -1,4 +1,4 @@
-"""The interface for authors of engine adapters: the manager, single tiers and engine memory.
+"""The interface for engine adapters: the manager, single tiers and engine memory.
 
 Adapters import the names in ``__all__`` from this module, and values, errors and options from
 :mod:`kvtier_sdk`. The worker's classes need the extra ``torch``, and import torch on first use.

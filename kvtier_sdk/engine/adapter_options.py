@@ -17,16 +17,16 @@ from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.types import Capability, Locality
 
-#: The longest wait for a store that the engine does not require.
+#: The maximum wait for a store that the engine does not require.
 _PATIENCE_S = 5.0
 
 
 class AdapterOptions(ServiceOptions):
-    """The options of an engine's adapter in the configuration of a tier."""
+    """An engine adapter's own options, which its users write among a tier's options."""
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read a tier's ``entry``, a URL or a table of options, in an engine's configuration.
+        """Read the URL or the table of options of a tier in an engine's configuration.
 
         Each error message begins with the ``place`` of the entry.
 
@@ -41,17 +41,16 @@ class AdapterOptions(ServiceOptions):
 
 
 def check_store(spec: TierSpec) -> None:
-    """Contact the store of ``spec`` to find errors that would keep an engine from starting.
+    """Contact the store of ``spec`` to find errors that would prevent an engine's start.
 
-    The check changes nothing in the store. It skips stores on this machine, and backends that may
-    write to the store on opening.
+    The check changes nothing. It skips local stores, and backends that may write on opening.
 
     Raises:
         ConfigError: an option is wrong, or the tier cannot work with an option's value.
         TierError: the store refuses the credentials, or the store is required and unreachable.
     """
     tier_class = spec.tier_class
-    # Only a backend with NAMESPACES is sure to write nothing when it is opened for maintenance.
+    # Only a backend with NAMESPACES is known to write nothing when it is opened for maintenance.
     keeps_rules = Capability.NAMESPACES in tier_class.capabilities
     if not keeps_rules or tier_class.locality is not Locality.REMOTE:
         return
@@ -66,7 +65,7 @@ def check_store(spec: TierSpec) -> None:
     try:
         runner.start()
     except (TierUnavailableError, TierTimeoutError):
-        # The engine starts without a store that is not required, and logs the failure itself.
+        # The engine starts without an optional store, and logs the failure itself.
         if required:
             raise
     finally:

@@ -1,4 +1,4 @@
-"""Slots in memory that belongs to an engine, for a tier's reads and writes."""
+"""Slots in an engine's own memory, which a tier reads and writes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvtier_sdk.types import Region
 
 
 class EngineMemory:
-    """A contiguous range of memory, the ``region``, in which an engine keeps its objects.
+    """A contiguous range of memory, in which an engine keeps its objects.
 
     Args:
         engine: the engine's name, for messages.
         region: the address and size of the memory; the address is a multiple of 4,096.
-        view: the same memory as bytes, if a view has to keep it alive.
+        view: the same memory as bytes; required if only a view keeps the memory alive.
     """
 
     def __init__(self, engine: str, region: Region, view: memoryview | None = None) -> None:
@@ -96,10 +96,10 @@ class _Slots:
 
 
 class OverlappingSlots(_Slots):
-    """Slots for objects of one size; a slot begins every 4,096 bytes of an engine's memory.
+    """Slots for objects of one size. A slot begins every 4,096 bytes of an engine's memory.
 
-    The slots overlap, but the engine's objects never do. The attributes are those of
-    :class:`EngineSlots`; a slot's payload is one object, and ``region`` the whole memory.
+    The slots overlap, but the engine's objects never do. The attributes are as in
+    :class:`EngineSlots`, but a slot's payload is one object, and ``region`` is the whole memory.
 
     Raises:
         ConfigError: an object of ``chunk_bytes`` is larger than the engine's ``memory``.
@@ -116,7 +116,7 @@ class OverlappingSlots(_Slots):
 class EngineSlots(_Slots):
     """Slots in a memory mapping that belongs to an engine, one slot per row.
 
-    A tier in a child process can map the memory too, if this process has the mapping's file open.
+    A tier in a child process can map the memory if this process has the mapping's file open.
 
     Attributes:
         slots: number of slots.
@@ -127,7 +127,7 @@ class EngineSlots(_Slots):
     Args:
         engine: the engine's name, for messages.
         view: the engine's memory, of shape (slots, row bytes), contiguous.
-        on_close: called by :meth:`close`, to release a mapping that the engine does not release.
+        on_close: releases the mapping when :meth:`close` is called, if the engine does not.
 
     Raises:
         ConfigError: the view has another shape, or a row's length is not a multiple of 4,096.
@@ -154,16 +154,15 @@ class EngineSlots(_Slots):
 
 
 def open_file_of(memory: Region) -> int | None:
-    """Open the file that shared memory maps from its start; ``None`` if that is impossible."""
-    # The file may have lost its name, and the engine may not expose its descriptor. So look among
-    # this process's open files too.
+    """Open the file that ``memory`` maps from its start; return ``None`` if no file is found."""
+    # Search this process's open files too, because the file may have lost its name.
     mapped = _file_mapped_at(memory.address)
     if mapped is None:
         return None
     file, name = mapped
     for path in (name, *(f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))):
         with contextlib.suppress(OSError):
-            # Compare first, because opening another file, such as a device, may have an effect.
+            # Compare before opening, because opening another file, such as a device, may do harm.
             if not _is_file(os.stat(path), file, memory):
                 continue
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -175,7 +174,7 @@ def open_file_of(memory: Region) -> int | None:
 
 
 def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
-    """Return device and inode, and the path, of a file that other processes see from its start."""
+    """Return the (device, inode) and the path of the shared file whose start is at ``address``."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)
@@ -188,6 +187,6 @@ def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
 
 
 def _is_file(status: os.stat_result, file: tuple[int, int], memory: Region) -> bool:
-    # A device has the size 0. It is refused, because another opening may give other memory.
+    # Refuse a device, whose size is 0, because opening it again may yield other memory.
     is_same = (status.st_dev, status.st_ino) == file
     return is_same and status.st_size >= memory.size_bytes

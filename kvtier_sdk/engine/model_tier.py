@@ -23,11 +23,11 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: While jobs run, poll at least this often, because only a poll ends overdue jobs.
+#: Maximum interval between polls while jobs run, because only a poll ends overdue jobs.
 _OVERDUE_LOOK_S = 0.25
-#: The lookup deadline is long, because the engine looks chunks up before the step that needs them.
+#: The lookup deadline can be long, because the engine looks up chunks before it needs them.
 _LOOKUP_DEADLINE_S = 1.0
-#: The longest time that a model's first tasks wait for the tier to open.
+#: The maximum time that a model's first tasks wait for the tier to open.
 _OPENING_S = 5.0
 
 _log = logging.getLogger("kvtier.engine")
@@ -41,7 +41,7 @@ class Work:
         operation: a lookup, a load, a store or a deletion.
         request: the request that causes the work.
         done: called once, after all I/O on the slots has ended, with one verdict per key and the
-            number of bytes moved. The model's thread calls it, unless that thread has ended.
+            number of moved bytes. The model's thread calls it, unless that thread has ended.
         keys: the chunks.
         slots: the chunks' slots; empty for a lookup and a deletion.
     """
@@ -64,10 +64,10 @@ class ModelTier(TierListener):
         namespace: the namespace of the model's chunks.
         engine: the name of the engine that owns the memory.
         clock: the source of time.
-        shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
+        shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         announce: as for :func:`open_tier`.
         changed: called in the model's thread with chunks and a boolean: true if the chunks have
-            left the tier, false if the tier has stored them. The call comes before the call of
+            left the tier, false if the tier has stored them. This call precedes the call of
             ``done`` for the work that caused the change.
 
     Raises:
@@ -91,7 +91,7 @@ class ModelTier(TierListener):
         self._clock = clock
         self._changed = changed
         self._inbox: deque[Work] = deque()
-        # Work that the client has received but not finished.
+        # Unfinished work that the client has received.
         self._under_way: set[Work] = set()
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()
@@ -113,14 +113,13 @@ class ModelTier(TierListener):
                 engine=engine,
             )
         )
-        # Do not limit the queue of stores by the tier's speed, because queued chunks stay in the
-        # engine's memory and occupy no slots of a pool.
+        # Queued stores occupy no slots of a pool, so the tier's speed need not limit them.
         self._client.pace.store_bytes = math.inf
         self._thread = threading.Thread(target=self._run, name=f"kvtier-{spec.name}", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue ``work``. ``done`` is called before the deadline, or later if I/O takes longer."""
+        """Queue ``work``. ``done`` is called by the deadline, or later if the I/O takes longer."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:
@@ -132,16 +131,16 @@ class ModelTier(TierListener):
         self._wake.set()
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the tier's counters and its current state."""
+        """Return a copy of the tier's counters with the tier's current state."""
         return self._client.stats_now()
 
     @property
     def is_running(self) -> bool:
-        """True until the thread has ended, because of :meth:`close` or a bug."""
+        """True until the thread ends, because of :meth:`close` or a bug."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to let stores finish and close the tier; :meth:`join` waits for both."""
+        """Ask the thread to finish all stores and close the tier; :meth:`join` waits for this."""
         self._closing = True
         self._wake.set()
 
@@ -161,7 +160,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # This is a bug. The code below finishes all work, because the engine is waiting.
+            # Only a bug leads here. Finish all work below, because the engine is waiting.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True
@@ -175,7 +174,7 @@ class ModelTier(TierListener):
                 self._finish(self._inbox.popleft(), [], 0)
 
     def _await_opening(self) -> None:
-        """Wait until the tier is open or could not be opened, because until then lookups miss."""
+        """Wait until the tier has opened or failed to open, because lookups miss until then."""
         stats, options = self._client.stats, self._client.spec.runner
         BlockingTier(self._client, self._wake, self._clock).wait(
             lambda: bool(stats.is_open or stats.open_failures or self._closing),
@@ -190,7 +189,7 @@ class ModelTier(TierListener):
         while self._inbox:
             self._collect(self._inbox.popleft())
         if self._found:
-            # Touch the chunks that lookups have found, so that the tier evicts other chunks first.
+            # Touch chunks found by lookups, so that the tier evicts other chunks first.
             client.touch(self._found)
             self._found = []
         client.flush()
@@ -220,7 +219,7 @@ class ModelTier(TierListener):
             self._finish(work, [], 0)
 
     def _finish(self, work: Work, verdicts: Sequence[Verdict], moved_bytes: int) -> None:
-        """Call ``done``; keys without a verdict count as unavailable."""
+        """Call ``done``. Keys without a verdict count as unavailable."""
         self._under_way.discard(work)
         dropped = [Verdict.UNAVAILABLE] * (len(work.keys) - len(verdicts))
         work.done([*verdicts, *dropped], moved_bytes)
@@ -249,7 +248,7 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Use better defaults for an engine, except in options that the configuration gives."""
+    """Replace defaults that do not suit an engine, unless the configuration sets them."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
         # Queued chunks stay in the engine's memory, whose size already limits the queue.

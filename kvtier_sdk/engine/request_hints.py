@@ -1,4 +1,4 @@
-"""Reads the hints that a client sends along with a request."""
+"""Reads the hints that a client sends with a request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kvtier_sdk.options.place import nearest, one_line
 from kvtier_sdk.options.units import Count, Flag, Seconds
 from kvtier_sdk.types import RequestContext
 
-#: A pin lasts this long if it names no time, as in the prompt caches that providers sell.
+#: The default duration of a pin: five minutes, as in the prompt caches of API providers.
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
-#: Advice on a mistake takes time of the engine's thread.
+#: The maximum number of hints, because advice on mistakes takes time on the engine's thread.
 _MOST_HINTS = 16
-#: Hints of which a request may have several, for example for ranges of tokens.
+#: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")
-#: What to write, where pydantic would name our types. The empty name is the whole table.
+#: Advice for each field, because pydantic's messages name internal types. "" is the whole table.
 _TO_WRITE = {
     "": 'write a table such as {"session": "chat 7", "pin": "5m"}',
     "tokens": "write two numbers such as [0, 4096]",
@@ -46,7 +46,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
 _Priority = Annotated[Count, Field(ge=0, le=100)]
 
 
-# No StrictModel, because that would read files and environment variables that a client names.
+# Do not use StrictModel, which would read files and environment variables that a client names.
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class _Hints(_Model):
     def as_hints(self) -> tuple[Hint, ...]:
         hints = [
             Hint(verb, lease.duration_s, lease.tokens, lease.priority)
-            # The pins last, because the newer lease of a chunk replaces the older.
+            # Add pins last, because a newer lease of a chunk replaces an older one.
             for verb, leases in ((Verb.RETAIN, self.retain), (Verb.PIN, self.pin))
             for lease in leases
         ]
@@ -103,19 +103,19 @@ def read_request(
     params: Mapping[str, Any] | None,
     actions: Iterable[tuple[str, Mapping[str, Any]]] = (),
 ) -> RequestContext:
-    """Make a request's context from what its client sends. Nothing that it sends raises an error.
+    """Make a request's context from its client's parameters. No parameter causes an error.
 
-    If a hint cannot be read, none is carried out, and the manager's receipt says why.
+    If a hint cannot be read, all hints are ignored, and the manager's receipt has the reason.
 
     >>> read_request("r1", {"kvtier": {"session": "chat 7", "pin": "5m"}}).session
     'chat 7'
 
     Args:
         request_id: the engine's id of the request.
-        params: the client's parameters, whose ``kvtier`` is a table of hints.
+        params: the client's parameters, whose entry ``kvtier`` is a table of hints.
         actions: names and payloads of at most 64 further hints, such as the actions of vLLM's
             ``kv_hints``. A payload may have a ``session`` and a ``tenant`` beside the hint's own
-            fields; one field ``value`` stands for a hint that is no table, such as ``resume_in``.
+            fields. The field ``value`` holds a hint that is not a table, such as ``resume_in``.
     """
     params = params or {}
     try:
@@ -157,7 +157,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _in_words(error: ValidationError) -> str:
-    # The details of an either-or, such as 'prefetch', become the same part, which is named once.
+    # Drop repetitions, because pydantic reports an error for each type of a union (``prefetch``).
     parts: dict[str, None] = {}
     for detail in error.errors(include_url=False, include_input=False):
         names = [str(part)[:_LONGEST_NAME] for part in detail["loc"]]

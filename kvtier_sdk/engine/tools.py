@@ -11,17 +11,15 @@ from kvtier_sdk.types import OffloadKey
 
 
 class EngineTools(ABC):
-    """A description of an engine for the command ``kvtier``: configuration, keys and commands.
+    """An engine's configuration, keys and commands, as the command ``kvtier`` needs them.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
     entry point's name equals the fact ``engine`` in the engine's namespaces. The constructor takes
-    no arguments. The module must not import the engine, because the command also runs on machines
-    without the engine.
+    no arguments. The module must not import the engine, because the command also runs without it.
 
     Attributes:
         commands: additional commands of ``kvtier``. Each name maps to a typer function.
-        pool_directory: the directory in which the engine's processes share the host pool; ``None``
-            if they do not share a pool.
+        pool_directory: the directory of a host pool that several processes share, or ``None``.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -29,7 +27,7 @@ class EngineTools(ABC):
 
     @abstractmethod
     def reads(self, options: Mapping[str, Any]) -> bool:
-        """Return true if ``options`` are this engine's configuration rather than kvtier's."""
+        """Return true if ``options`` are this engine's configuration, not kvtier's."""
 
     @abstractmethod
     def read(self, options: Mapping[str, Any], *, where: str) -> TieringConfig:
@@ -45,15 +43,14 @@ class EngineTools(ABC):
     def chunk_keys(
         self, tokens: Sequence[int], facts: Mapping[str, Any], salt: str | None
     ) -> list[list[OffloadKey]]:
-        """Compute the keys that the engine gives a prompt's chunks, for each KV-cache group.
+        """Return the engine's keys for a prompt's chunks, for each KV-cache group.
 
-        ``tokens`` are the token ids of the prompt, ``facts`` are the facts of the namespace, and
-        ``salt`` is what the request adds to its keys, if anything.
+        ``tokens`` are token ids, ``facts`` are the namespace's, and ``salt`` is the cache salt.
 
         Raises:
             ConfigError: the facts do not determine the keys.
         """
 
     def in_its_words(self, message: str) -> str:
-        """Rewrite a ``message`` about a :class:`TieringConfig` with the engine's option names."""
+        """Rewrite a ``message`` about a :class:`TieringConfig` to use the engine's option names."""
         return message

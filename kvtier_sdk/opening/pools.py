@@ -17,8 +17,8 @@ from kvtier_sdk.runner.factory import wants_process
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
     """Make the configured host pool, and close it at the end.
 
-    The pool is in shared memory if a tier runs in a separate process. ``config`` gives its size,
-    and the length of a chunk unless the engine gives it as ``chunk_bytes``.
+    The pool is in shared memory if a tier runs in a separate process. ``config`` determines the
+    pool's size, and the length of a chunk if ``chunk_bytes`` is ``None``.
 
     Raises:
         ConfigError: the configured chunk length is missing or contradicts the engine's, no chunk
@@ -40,7 +40,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    """Raise a :class:`ConfigError` if the configuration gives another chunk length."""
+    """Raise a :class:`ConfigError` if the configuration has another chunk length."""
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
             f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
@@ -49,7 +49,7 @@ def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
 
 
 def pool_size_bytes(config: TieringConfig) -> int:
-    """Return the host pool's size in bytes; 0 if ``config`` gives a number of slots."""
+    """Return the host pool's size in bytes, or 0 if ``config`` has a number of slots."""
     size: int | float = config.pool_bytes or 0
     return size if isinstance(size, int) else int(size * total_memory_bytes())
 

@@ -1,4 +1,4 @@
-"""Opens managers and single tiers from a configuration, for engines and for tools that wait."""
+"""Opens managers and single tiers from a configuration, for engines and for blocking tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
-#: The longest pause of a tool between polls. Only a poll can end an overdue job.
+#: The maximum pause of a tool between polls, because only a poll can end an overdue job.
 _LOOK_S = 1.0
 
 
@@ -55,14 +55,14 @@ def open_manager(
         events: true to collect events.
         one_copy: true if requests that want the same chunk share one copy to the device.
         notify: called on a tier's thread when the tier has new reports; it must not block.
-        engine_waits: false for an engine that serves requests already. Its tiers are opened in the
-            background, and the engine runs without tiers that do not open.
-        services: the engine's services for its operator, if they outlive the manager; by default
-            they are made from the configuration, and closed with the manager.
-        policy_now_s: returns the time that the eviction policy sees; by default the clock's time.
+        engine_waits: false for an engine that is already serving requests. Its tiers are opened in
+            the background, and the engine runs without tiers that do not open.
+        services: the engine's services for its operator, if they outlive the manager. By default,
+            the configuration determines the services, which are closed with the manager.
+        policy_now_s: returns the time for the eviction policy; by default the clock's time.
 
     Raises:
-        ConfigError: an option is wrong, or a service cannot be opened; nothing is left open.
+        ConfigError: an option is wrong, or a service cannot be opened; everything is closed again.
         BackendError: a backend or a policy cannot be found or loaded.
         TierError: a tier cannot be reached.
     """
@@ -107,7 +107,7 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # After an error before ``add_tier``, only this callback closes the runner.
+            # If an error occurs before ``add_tier``, only this callback closes the runner.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
@@ -140,21 +140,21 @@ def open_tier(
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
     Args:
-        tier: the tier's URL or specification. For an engine that serves requests already, pass
+        tier: the tier's URL or specification. For an engine that is already serving requests, pass
             the result of :meth:`TierSpec.in_background`.
         pool: the slots' memory, which the caller closes afterwards. A tier in a separate process
             needs memory from ``HostPool.create``.
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
-        clock: as for :func:`open_manager`, and so are ``events`` and ``notify``.
-        announce: called in any thread with what comes into the tier's store and leaves it, whoever
-            does it; it must not block. Its first event removes all chunks, as ``keys`` is empty.
-        shutdown_timeout_s: seconds allowed for draining the tier, and as many for closing it.
+        clock: as for :func:`open_manager`, like ``events`` and ``notify``.
+        announce: called in any thread when this or another process adds chunks to the tier's store
+            or removes chunks; it must not block. The first event, without keys, removes all.
+        shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
 
     Raises:
-        ConfigError: an option is wrong, or the tier cannot work with it; nothing is left open.
+        ConfigError: an option is wrong, or unsuitable for the tier; everything is closed again.
         BackendError: the backend cannot be found or loaded.
         TierError: the tier cannot be reached.
     """
@@ -220,8 +220,8 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job and return its result; the wait ends shortly after the job's deadline."""
-        # The queue was empty, so ``None`` means a refusal, usually because the breaker is open.
+        """Wait for a job and return its result, shortly after the job's deadline at the latest."""
+        # The queue was empty, so ``None`` means a refusal, usually by an open breaker.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")
         self.client.flush()
@@ -229,7 +229,6 @@ class BlockingTier:
         return cast(JobResult, job.result)
 
     def wait(self, is_over: Callable[[], bool], within_s: float = math.inf) -> None:
-        """Poll for reports until the condition holds or the time is up."""
         end_s = self._clock.now_s() + within_s
         self.client.poll()
         while not is_over() and (left_s := end_s - self._clock.now_s()) > 0:

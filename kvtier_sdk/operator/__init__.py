@@ -1,1 +1,1 @@
-"""An engine's services for its operator: start log, trace, admin socket and metrics endpoint."""
+"""An engine's services for its operator: a start log, a history, the admin socket."""

@@ -24,9 +24,9 @@ from kvtier_sdk.tiering.savings import Savings
 _FILE_BYTES = 4 * 2**20
 _MOST_WAITING = 2**10
 _WRITE_S = 1.0
-#: Writes between sums of lost chunks, and between notes of the engine's speed.
+#: The number of writes between two sums of lost chunks, and between two records of the speed.
 _SUM, _SPEED = 60, 3600
-#: The last day of the year 9999, after which there are no dates.
+#: The last day of the year 9999, because Python has no later dates.
 _END_S = 253_402_214_400
 _LOST = re.compile("kvtier_(evicted|evicted_unread|failed|dropped)_chunks_total")
 
@@ -34,17 +34,16 @@ _log = logging.getLogger("kvtier.history")
 
 
 def history_beside(socket: Path) -> Path:
-    """Return the path of the history of an engine with this admin socket."""
-    # In a directory each engine makes a socket of its own, and all of them share the history.
+    # Engines with sockets in one directory share a history.
     name = re.sub(r"^kvtier-\d+$", "kvtier", socket.stem) + ".events.jsonl"
     return socket / "kvtier.events.jsonl" if socket.is_dir() else socket.with_name(name)
 
 
 def read_events(path: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
-    """Yield the events since a wall-clock time, the oldest first."""
+    """Yield the events since a wall-clock time, oldest first."""
     for file in (path.with_name(f"{path.name}.1"), path):
         for line in file.read_bytes().splitlines() if file == path or file.exists() else ():
-            # A full disk leaves parts of lines.
+            # Skip incomplete lines, which a full disk may leave behind.
             with suppress(ValueError, LookupError, TypeError):
                 event = json.loads(line)
                 if max(0.0, since_s) <= event["time"] < _END_S and isinstance(event["text"], str):
@@ -52,11 +51,7 @@ def read_events(path: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
 
 
 class EventHistory(logging.Handler):
-    """A log handler that writes kvtier's warnings to a file, and each minute what chunks were lost.
-
-    A thread of its own writes, so a slow or full disk costs events only. Engines can share the
-    file. It also remembers how fast the engine computes each model.
-    """
+    """A log handler that writes to a file: kvtier's warnings, and once a minute the lost chunks."""
 
     def __init__(self, socket: Path, chunk_bytes: int, clock: Clock) -> None:
         super().__init__(logging.WARNING)
@@ -77,13 +72,14 @@ class EventHistory(logging.Handler):
         except OSError as error:
             reason = f"cannot write {self.path}: {error.strerror}"
             raise ConfigError(f"option 'admin_socket': {reason}") from None
+        # A separate thread writes the file, so that a slow disk never delays the engine.
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvtier-history", daemon=True)
         self._thread.start()
         logging.getLogger("kvtier").addHandler(self)
 
     def attend(self, manager: TieringManager) -> None:
-        """Follow ``manager`` from now on, and tell it the last known speed for its model."""
+        """Follow ``manager``, and give it the last known speed of its model."""
         manager.savings.rate.chunk_s = self._speeds.get(manager.savings.model)
         self._seen, self._manager = Counter(), manager
         tiers = ", ".join(stats.name for stats in manager.stats)
@@ -97,7 +93,7 @@ class EventHistory(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._add(self.format(record), level=record.levelname)
-        # Without any handler Python prints warnings. This one must not silence them.
+        # Python prints warnings only if there is no handler, so print them if this is the only one.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]
         if logging.lastResort and all(isinstance(one, EventHistory) for one in handlers):
             logging.lastResort.handle(record)
@@ -123,7 +119,7 @@ class EventHistory(logging.Handler):
             what = _LOST.fullmatch(metric.name)
             if what is not None and isinstance(value, int):
                 lost[" ".join((labels[0], what[1], *labels[1:]))] = value
-        # The counters of a manager that was opened again begin at 0.
+        # A new manager counts from 0. Counter subtraction drops the resulting negative differences.
         gained, self._seen = lost - self._seen, lost
         if gained:
             text = ", ".join(f"{what} {chunks:,}" for what, chunks in gained.items())
@@ -141,7 +137,7 @@ class EventHistory(logging.Handler):
         lines = "".join(f"{json.dumps(event)}\n" for event in waiting).encode()
         try:
             if lines:
-                # A write that failed may have ended within a line.
+                # Begin a new line, because a failed write may have left part of a line.
                 self._append(b"\n" * self._is_failing + lines)
                 self._is_failing = False
         except OSError as error:

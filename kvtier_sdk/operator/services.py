@@ -1,4 +1,4 @@
-"""Services of an engine for its operator: trace, history, admin socket, metrics endpoint."""
+"""The services of an engine for its operator: trace, history, admin socket, metrics endpoint."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ _log = logging.getLogger("kvtier.admin")
 
 _COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt")
 _VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
-#: The most hints whose receipts can still be asked for.
+#: The maximum number of hints whose receipts are kept. The oldest receipts are dropped.
 _MOST_HINTS = 64
 
 
 class OperatorServices:
     """The services that a configuration enables for an engine.
 
-    The services stay open when the engine closes its manager and opens another. The ``recorder``
-    records finished requests, and the ``publisher`` tells routers of chunks; either is ``None`` if
-    it is not configured.
+    The services stay open if the engine closes its manager and opens another. If configured,
+    ``recorder`` records finished requests, and ``publisher`` announces chunks.
 
     Args:
         config: the configuration of the services.
         clock: the source of time.
         chunk_bytes: length of a chunk, for the trace.
-        rank: the engine's number among data-parallel ones, which is added to the events' ports.
+        rank: the engine's data-parallel rank, which is added to the events' ports.
     """
 
     def __init__(
@@ -85,9 +84,9 @@ class OperatorServices:
             self._stack = stack.pop_all()
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Report on and control an open ``manager`` from now on, instead of any earlier manager.
+        """Serve the open ``manager`` in place of an earlier manager.
 
-        ``fingerprints`` holds the fingerprint of each tier's namespace.
+        ``fingerprints`` are the fingerprints of the tiers' namespaces.
         """
         if self._history is not None:
             self._history.attend(manager)
@@ -108,10 +107,10 @@ class OperatorServices:
 
 
 def check_services(config: TieringConfig) -> None:
-    """Open the services of a ``config`` for a moment, before an engine loads its model.
+    """Open and close the services of ``config``, to find errors before the engine loads a model.
 
     Raises:
-        ConfigError: one of them is not available; the message names the process that has it.
+        ConfigError: a port or socket is not available; the message names the process that uses it.
     """
     with _serving(config, list, lambda request, caller: {}):
         pass
@@ -121,7 +120,7 @@ def check_services(config: TieringConfig) -> None:
 def _serving(
     config: TieringConfig, samples: Callable[[], Iterable[Sample]], answer: Answer
 ) -> Iterator[Path | None]:
-    """Serve what is configured; yield the socket's path, if there is one."""
+    """Serve metrics and admin requests if configured; yield the admin socket's path or ``None``."""
     path = None
     with ExitStack() as stack:
         if (port := config.metrics_port) is not None:
@@ -143,7 +142,6 @@ class _ManagerControl:
     _clock: Clock
     _recorder: TraceRecorder | None
     _purge: Purge | None = None
-    # The latest hints, by number.
     _hints: dict[int, OperatorHint] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
 
@@ -174,7 +172,7 @@ class _ManagerControl:
         return self._tier(clients[name])
 
     def _set(self, client: TierClient | None, given: object, caller: str) -> dict[str, Any]:
-        """Change live options of a tier or of the host pool, all or none, and answer with all."""
+        """Change all ``given`` live options, or none if one is wrong; return all live options."""
         place = Place(PRIMARY if client is None else client.spec.name)
         options: Any = self._config if client is None else client.spec
         changed = options.changed(place.table(given), place)
@@ -191,7 +189,6 @@ class _ManagerControl:
         return {"options": options.live_values()}
 
     def _check_tier(self, client: TierClient, changed: TierSpec) -> None:
-        """Raise a :class:`ConfigError` if options do not suit the chunks or the other tiers."""
         if isinstance(changed.config, BoundedTierConfig):
             changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
         tiers = [changed if one is client else one.spec for one in self.manager.clients]
@@ -251,7 +248,7 @@ class _ManagerControl:
         return {
             "pid": os.getpid(),
             "uptime_s": now_s - self._started_s,
-            # The age of the counts below, which change only in the engine's steps.
+            # The age of the following counts, which change only in the engine's steps.
             "idle_s": max(0.0, now_s - manager.last_step_s),
             "pool": asdict(manager.usage()),
             "trace": trace,
@@ -280,7 +277,7 @@ def _counters(stats: TierStats) -> dict[str, Any]:
     for of in fields(stats):
         value = getattr(stats, of.name)
         if isinstance(value, dict):
-            # Copy the table in one call, because the engine's thread may add to it at any time.
+            # Copy the table in one call, because the engine's thread may change it at any time.
             table = dict(value)
             if all(isinstance(number, int | float) for number in table.values()):
                 found[of.name] = table

@@ -25,7 +25,7 @@ def log_start(
 ) -> None:
     chunk_bytes = pool.chunk_bytes
     common = engine.for_chunks(chunk_bytes).fingerprint
-    # The slots of some engines overlap, so that fewer chunks fit than there are slots.
+    # Some engines' slots overlap, so fewer chunks than slots fit into the memory.
     slots = min(pool.slots, pool.region.size_bytes // chunk_bytes)
     chunks = f"{slots:,} chunks of {format_bytes(chunk_bytes)}"
     memory = "shared between processes" if pool.is_shared else "of this process"

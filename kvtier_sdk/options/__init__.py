@@ -1,1 +1,1 @@
-"""Strict options: models, URLs, units, secrets, files, and their description."""
+"""Strict options: models, URLs, units, secrets and files."""

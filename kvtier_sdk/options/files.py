@@ -1,4 +1,4 @@
-"""Reads configuration files in TOML, JSON or YAML; the file's suffix selects the format."""
+"""Reads configuration files in TOML, JSON or YAML. A file's suffix selects the format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """Read a file of options without validating them; raise :class:`ConfigError` on any fault."""
+    """Read a file of options without validating them; raise :class:`ConfigError` for any fault."""
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         kinds = nearest(path.suffix.lower(), _PARSERS, "allowed")
@@ -39,7 +39,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a table from pairs; raise if a name is repeated, because the parsers accept that."""
+    """Build a table from pairs; raise if a name is repeated, which the parsers would accept."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

@@ -1,4 +1,4 @@
-"""Strict options: a misspelt name or a wrong value is an error that says what to write."""
+"""Strict options, whose errors for misspelt names and wrong values say what to write."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ _SECRETS = frozenset({SecretStr, SecretBytes})
 
 T = TypeVar("T")
 LIVE = "live"
-#: The type of an option that an operator may change while the engine runs. Its value is read at
-#: each use, and never copied.
+#: The type of an option that an operator may change at run time. Do not keep copies of its value.
 Live = Annotated[T, LIVE]
 
 
@@ -38,20 +37,20 @@ class StrictModel(BaseModel):
     number, so its name ends in the unit: ``capacity_bytes: Bytes = Field(alias="capacity")``.
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
-    ``SecretStr`` or its name holds a word such as ``password``, ``secret`` or ``token``. Operators
-    write a secret in the clear, as the environment variable ``${NAME}``, or in a file that an
-    option such as ``password_file`` names. The file of a ``SecretStr`` is read again after the
-    store refuses the secret, so call ``get_secret_value()`` for each connection.
+    ``SecretStr`` or its name contains a word such as ``password``, ``secret`` or ``token``.
+    Operators write a secret in the clear, as the environment variable ``${NAME}``, or in a file
+    that an option such as ``password_file`` names. The SDK reads the file of a ``SecretStr`` again
+    after the store refuses the secret, so call ``get_secret_value()`` for each connection.
 
     Attributes:
-        needs: pairs of attributes; the first can be given only if the second is given too.
+        needs: pairs of attributes, the first of which can be given only together with the second.
         excludes: pairs of attributes that cannot be given together.
         refuses: other tiers' options that this model rejects, each with advice for the operator.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    # The configured values of the live options that were changed, by attribute.
+    # The configured values of changed live options, by attribute.
     _configured: dict[str, Any] = {}
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -88,7 +87,7 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def types_by_option(cls) -> Mapping[str, set[Any]]:
-        """Map each option's name to its type and to the types nested in that type."""
+        """Map each option's name to its type and all nested types."""
         types = {}
         for name, field in cls.fields_by_option().items():
             parts: list[Any] = [field.annotation]
@@ -146,12 +145,12 @@ class StrictModel(BaseModel):
         return validate_options(type(self), given | dict(changes), place, also_known)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; map each option that differs to both values."""
+        """Copy the live options of ``changed``; map each differing option to both values."""
         values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
         changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
         self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
         self.__dict__.update({name: now for name, (_, now) in changes.items()})
-        # Record the options as set, so that a process started later gets them.
+        # Mark the options as set, so that a process started later gets them.
         self.model_fields_set.update(changes)
         return changes
 
@@ -171,10 +170,11 @@ class StrictModel(BaseModel):
         return {name: options.pop(name) for name in cls.fields_by_option() if name in options}
 
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
-        """Return the given options as plain data, with quantities in bytes and seconds.
+        """Return the options as plain data, with quantities in bytes and seconds.
 
-        A secret from a file or from the environment is written as a reference to its source, and
-        other ``secrets`` in the clear or as ``"***"``. ``defaults`` adds the options not given.
+        A secret from a file or the environment is written as a reference to its source. Other
+        secrets are written as ``"***"``, or in the clear if ``secrets`` is true. Options that were
+        not given are included only if ``defaults`` is true.
         """
 
         def plain(value: Any) -> Any:
@@ -219,7 +219,7 @@ def _secrets_in(model: StrictModel | type[StrictModel], options: Mapping[str, An
 
 Model = TypeVar("Model", bound=StrictModel)
 
-#: Plain words for expected values, because pydantic's own words are for Python programmers.
+#: Plain words for expected values, because pydantic's words are for Python programmers.
 _PLAIN = {
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
     **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
@@ -235,15 +235,15 @@ def validate_options(
     """Build a ``model`` from ``options``, or raise a :class:`ConfigError` with a line per fault.
 
     A fault is an unknown or missing option, a wrong value, or a secret that cannot be read. Each
-    line begins with the ``place`` of the option, and shows no secret. ``also_known`` holds names
-    that a suggestion for an unknown option may use in addition to the model's.
+    line begins with the ``place`` of the option, and shows no secret. ``also_known`` are further
+    names that can be suggested in place of an unknown option.
     """
     given = _with_secrets(model, options, place)
     try:
         return model.model_validate(given)
     except ValidationError as error:
         faults = error.errors()
-    # Raise outside the handler, or a traceback would include pydantic's error, which shows secrets.
+    # Raise outside the handler, because pydantic's error in a traceback would show secrets.
     known = [*model.option_names(), *model.secret_files().values(), *also_known]
     mask = _secrets_in(model, given).mask
     raise ConfigError("\n".join(_complaint(fault, place, known, model, mask) for fault in faults))
@@ -288,14 +288,14 @@ def _complaint(
         return f"{option} is missing"
     if loc and (loc[0] in model.secret_names() or secret_among(map(str, loc))):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
-    # Mask the value before it is shortened, because half a secret would not be recognised.
+    # Mask the value before shortening it, because half a secret would not be recognized.
     value = mask(repr(fault["input"])) if loc else ""
     message = mask(fault["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
     if fault["type"] != "value_error":
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # A rule about several options names them without their path, so add the path here.
+    # Add the path, because a rule about several options names them without it.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

@@ -15,7 +15,7 @@ _BRIEF = 200
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a configuration. Its string form is the beginning of an error message.
+    """A place in a configuration. An error message begins with its string form.
 
     ``where`` names the source, such as ``kv.toml``. ``path`` is the place in the source, such as
     ``tiers[1]``; an empty path stands for the whole source.
@@ -28,14 +28,14 @@ class Place:
         return f"{self.where}: option {self.path!r}" if self.path else f"{self.where}:"
 
     def at(self, *parts: str | int) -> Place:
-        """Return the place below this one; each of ``parts`` is a name or an index."""
+        """Return a place below this one. Each of ``parts`` is a name or an index."""
         path = self.path
         for part in parts:
             path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Return a copy of ``value``, the table at this place; raise if it is not a table."""
+        """Return a copy of ``value`` if it is a table; otherwise raise :class:`ConfigError`."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options")
         for name in value:
@@ -44,7 +44,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of ``value``, the list at this place, keyed by place."""
+        """Map places to the entries of ``value`` if it is a list; otherwise raise an error."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list")
         return {self.at(index): entry for index, entry in enumerate(value)}
@@ -68,7 +68,7 @@ def one_line(text: str) -> str:
 def nearest(word: str, known: Iterable[str], label: str) -> str:
     """Return advice on an unknown word: ``did you mean 'root'? allowed: capacity, root``.
 
-    ``label`` introduces the list of known words, for example "allowed" or "installed".
+    ``label`` introduces the list of ``known`` words, for example "allowed" or "installed".
     """
     names = sorted(known)
     listing = f"{label}: {', '.join(names) or 'none'}"

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.place import Place
 
-#: The suffix of an option that names a secret's file.
+#: The suffix of the options that name a secret's file.
 FILE_SUFFIX = "_file"
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -28,14 +28,14 @@ class VariableSecret(SecretStr):
         _named.add(variable)
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option and the value that name the source of the secret."""
+        """Return the option's name and value that refer to the source of the secret."""
         return name, f"${{{self.variable}}}"
 
 
 class FileSecret(SecretStr):
-    """A secret in a file. ``values`` lists all secrets read so far, and ends with the current one.
+    """A secret in a file. ``values`` lists all values read so far; the last is the current one.
 
-    The constructor raises OSError or ValueError if the file cannot be read or holds no secret.
+    The constructor raises OSError or ValueError if the file is unreadable or contains no secret.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,18 +47,18 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret changed. Raise as the constructor does."""
+        """Read the file again; return true if the secret changed. Errors: as in the constructor."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Add the secret to ``values`` first, because only secrets in ``values`` are masked.
+        # Add the secret to ``values`` before using it, because only these secrets are masked.
         self.values.append(value)
         self._secret_value = value
         return True
 
 
 def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
-    """Read the secret from the variable in ``${NAME}``; return ``None`` for any other text."""
+    """Return the secret in the variable of ``${NAME}``, or ``None`` for any other text."""
     found = _VARIABLE.search(written)
     if found is None:
         return None
@@ -75,7 +75,7 @@ def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
 
 
 def secret_in_file(path: object, place: Place) -> FileSecret:
-    # A value that is not a path may be the secret itself, so the message does not quote it.
+    # Do not quote a value that is not a path, because it may be the secret itself.
     if not isinstance(path, str) or not path.startswith("/"):
         raise ConfigError(f"{place} should be the absolute path of a file")
     try:

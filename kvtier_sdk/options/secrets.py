@@ -1,4 +1,4 @@
-"""Masking of a configuration's secrets, in messages and in logs."""
+"""Masking of a configuration's secrets in messages and logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvtier_sdk.options.secret_sources import FILE_SUFFIX, FileSecret
 
 MASK = "***"
 
-#: A secret shorter than this is hidden only as a whole word, because other words may contain it.
+#: A shorter secret is masked only as a whole word, because other words may contain it.
 _SHORT = 4
 _WORD = r"(?<![a-z0-9])(?:credentials|passphrase|passwd|password|secret|token)(?![a-z0-9])"
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
@@ -36,7 +36,7 @@ _IN_URL = (
 
 
 def secret_among(names: Iterable[str]) -> set[str]:
-    """Select the names of secrets: ``auth_token`` is such a name, ``password_file`` is not."""
+    """Select names of secrets, such as ``auth_token`` but not ``password_file``."""
     return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
 
 
@@ -52,14 +52,14 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, whatever characters they contain."""
+    """Mask the password and the secret options of ``url``, with any characters in them."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url
 
 
 class Secrets:
-    """A set of secrets to mask. :meth:`mask` also hides the secrets that ``files`` read later."""
+    """A set of secrets to mask, including secrets that ``files`` read later."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -79,14 +79,14 @@ class Secrets:
 
 
 def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern for three forms of each secret: plain, quoted by ``repr``, URL-encoded."""
+    """Return a pattern for three forms of the secrets: plain, quoted by ``repr``, URL-encoded."""
     forms = {
         form
         for value in values
         if value
         for form in (value, repr(value)[1:-1], quote(value, safe="", errors="surrogateescape"))
     }
-    # Match the longest first, because one secret can be the beginning of another.
+    # Match the longest secret first, because one can be the beginning of another.
     patterns = [
         re.escape(form) if len(form) >= _SHORT else rf"(?<!\w){re.escape(form)}(?!\w)"
         for form in sorted(forms, key=len, reverse=True)
@@ -95,7 +95,7 @@ def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
 
 
 class MaskingFormatter(logging.Formatter):
-    """A formatter that masks secrets and the passwords of URLs, in tracebacks too."""
+    """A formatter that masks secrets and the passwords of URLs, even in tracebacks."""
 
     def __init__(self, fmt: str | None = None, *, secrets: Secrets | None = None) -> None:
         super().__init__(fmt)
@@ -116,7 +116,7 @@ def make_loggable(record: logging.LogRecord) -> None:
 
 
 def masked(name: str, value: Any) -> Any:
-    """Return the value of option ``name`` with each secret in it replaced by ``***``."""
+    """Return the ``value`` of option ``name``, with ``***`` in place of each secret."""
     if is_secret(name):
         return MASK
     if isinstance(value, str):
@@ -129,7 +129,7 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Yield each text that :func:`masked` hides, and each ``SecretStr`` and ``SecretBytes``."""
+    """Yield the secrets in the ``value`` of option ``name``."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
@@ -150,8 +150,8 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return ``error`` itself, or a masked copy if its text or that of a cause shows a secret."""
-    # A masked copy has the nearest base class in errors.py, or else a new class of the same name.
+    """Return ``error``, or a masked copy if its message or a cause's message shows a secret."""
+    # A copy gets the nearest base class in errors.py, or else a new class of the same name.
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
     )
@@ -166,13 +166,13 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # Move the traceback, or a client that keeps the original would keep the call's buffers too.
+    # Move the traceback, because a client that keeps the original would keep the buffers too.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 
 
 def text_of_all(error: BaseException) -> str:
-    """Return the text of an error, or of a group with the texts of its members."""
+    """Return the text of an error, and for a group also the texts of its members."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

@@ -15,16 +15,16 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base of every backend's options.
 
-    If a tier runs in a process of its own, its options are sent there as plain data. So each
-    option's type must accept plain data: ``Bytes`` accepts ``4096``.
+    The options of a tier in a separate process are sent there as plain data. So each option's type
+    must accept plain data, as ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Return the options of this model that a ``url`` gives, not yet validated.
+        """Return the options of this model in a ``url``, without validating them.
 
-        The default accepts a query and refuses a host or a path. Override the method for a backend
-        whose URL has a host or a path.
+        The default implementation accepts a query, but refuses a host or a path. Override it for a
+        backend whose URLs have a host or a path.
 
         Raises:
             ConfigError: a part of the URL has no meaning for this backend.
@@ -39,8 +39,8 @@ class TierConfig(StrictModel):
         """Return the location of the chunks as a URL with a path: ``file:///data/kv``.
 
         All tiers in one location return the same text. Two tiers of one manager may share a
-        location only if their options are equal. No location may lie inside another. The default,
-        ``None``, is for a tier that never shares its location.
+        location only if their options are equal. No location may be inside another. The default is
+        ``None``, for a tier that never shares its location.
         """
         return None
 
@@ -95,50 +95,47 @@ class BoundedTierConfig(ExpiringTierConfig):
 
 
 class RunnerOptions(StrictModel):
-    """The options that every tier has, whatever its backend: how the SDK runs the tier.
+    """The options that every tier of any backend has, which control how the SDK runs the tier.
 
     Attributes:
-        runner: ``thread`` runs the tier in a thread of the engine's process, ``process`` in a
-            process of its own. ``auto`` chooses a thread for a tier in this machine's memory, and
-            a process for any other tier if a process is possible.
+        runner: ``thread`` runs the tier in a thread of the engine's process, and ``process`` in a
+            separate process. ``auto`` chooses a thread for a tier in this machine's memory, and a
+            process for any other tier if a process is possible.
         store_policy: which chunks the tier gets, and when: ``through``, ``on_evict``,
             ``after_hits:2``, ``of_tenant:acme``, or another package's policy.
-        admission: ``auto`` gives a full tier only chunks seen before, as long as that brings more
-            hits; ``off`` gives the tier every chunk that the store policy wants.
-        offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it those chunks
-            of a request that are already in the primary tier.
-        codec: seals chunks on their way to the tier: ``aes-gcm:/etc/kvtier/chunk.keys``, or
+        admission: ``auto`` gives a full tier only chunks seen before, if this leads to more hits;
+            ``off`` gives the tier every chunk that the store policy wants.
+        offload_policy: ``chunk`` gives the tier new chunks; ``request`` also gives it the chunks of
+            a request that are already in the primary tier.
+        codec: the codec that seals the tier's chunks: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's codec.
         compress: ``always`` stores chunks of 16-bit and 8-bit floats in fewer bytes, without any
-            loss, for processor time; ``auto`` does so while loads arrive sooner by it; ``never``
-            stores them as they are. Every engine reads all of these. ``fp8`` rounds 16-bit floats
-            to 8 bits; only engines that round find these chunks.
+            loss, but uses processor time; ``auto`` does so while this makes loads faster; ``never``
+            stores plain chunks. Every engine reads all these chunks. ``fp8`` rounds 16-bit floats
+            to 8 bits; only engines that also round find these chunks.
         required: true if an engine must not start without the tier. Otherwise the engine starts,
             and the tier is opened once its store can be reached.
-        open_deadline_s: an attempt to open the tier fails after this time, and a starting engine
+        open_deadline_s: time after which an attempt to open the tier fails, and a starting engine
             waits no longer for the tier.
-        lookup_deadline_s: a lookup that takes longer is a miss, unless recomputing its chunks
-            takes longer still.
-        max_lookup_deadline_s: limit of a lookup whose chunks take even longer to recompute, or
-            whose time to recompute is not known yet.
-        load_deadline_s: a load that takes longer, queueing included, has failed.
-        store_deadline_s: a store that takes longer, queueing included, has failed.
-        retries: how often a call is retried after a retryable failure, inside the deadline.
+        lookup_deadline_s: a slower lookup is a miss, unless recomputing takes even longer.
+        max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or an unknown time.
+        load_deadline_s: a load that takes longer, including the time in the queue, has failed.
+        store_deadline_s: a store that takes longer, including the time in the queue, has failed.
+        retries: how often a call is retried after retryable failures, within the deadline.
         retry_delay_s: mean pause before the first retry, with jitter; later pauses double.
-        concurrency: limit of the calls of ``load`` and ``store`` that run at once.
+        concurrency: limit of the number of running calls of ``load`` and ``store``.
         max_batch_bytes: limit of one call's payload; a single larger chunk is allowed.
-        max_queue_bytes: limit of the payload under way in each direction; a store beyond it is
-            dropped, a load beyond it is a miss.
-        breaker_failures: after this many failed calls in a row the breaker opens, and the tier gets
-            no calls; reads (lookups and loads) and writes are counted separately.
-        breaker_window: number of most recent calls that are counted; the breaker also opens once
-            half of them have failed.
+        max_queue_bytes: limit of the unfinished payload in each direction; a store beyond it is
+            dropped, and a load beyond it is a miss.
+        breaker_failures: number of failed calls in a row after which the breaker opens, and the
+            tier gets no calls; reads (lookups and loads) and writes are counted separately.
+        breaker_window: number of recent calls; the breaker also opens if half of them fail.
         probe_interval_s: pause before a tier with an open breaker is probed; the pause doubles with
             each failed probe.
         max_probe_interval_s: the longest pause before a probe.
-        scan_interval_s: where chunks are announced to routers (``events_endpoint``), pause before
-            the store is listed again, to find what other processes have stored and removed; at
-            least nine times as long as a listing takes.
+        scan_interval_s: if chunks are announced to routers (``events_endpoint``), the pause before
+            the store is listed again to find other processes' changes; at least nine times as long
+            as a listing takes.
     """
 
     runner: Literal["auto", "thread", "process"] = "auto"
@@ -166,7 +163,7 @@ class RunnerOptions(StrictModel):
 
     @property
     def codec_name(self) -> str | None:
-        """The codec without its argument: ``aes-gcm``."""
+        """The codec's name without the argument, such as ``aes-gcm``."""
         return None if self.codec is None else self.codec.partition(":")[0]
 
     @model_validator(mode="after")

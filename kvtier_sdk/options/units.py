@@ -1,6 +1,6 @@
 """Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
 
-Each parser accepts text, or a number in the unit of its result. Its errors say what to write.
+Each parser accepts text, or a number in the unit of the result. Its errors say what to write.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def parse_bytes(value: object) -> int:
     return int(size)
 
 
-#: Longer durations are mistakes, and may not be floats.
+#: The maximum duration. A longer one is a mistake, and may exceed the range of a float.
 _LONGEST_S = 1e12
 
 
 def parse_seconds(value: object) -> float:
-    """Read a duration in seconds: a number, or text with a unit such as ``"250ms"``, ``"5s"``."""
+    """Parse a duration in seconds: a number, or text with a unit such as ``"250ms"``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not 0 <= value < _LONGEST_S:
             raise ValueError(f"{value} is not a duration; write for example '250ms'")
@@ -78,7 +78,7 @@ def parse_seconds(value: object) -> float:
 
 
 def parse_share(value: object) -> float:
-    """Read a share of a whole: a number from 0 to 1, or text such as ``"5%"``."""
+    """Parse a share of a whole: a number from 0 to 1, or text such as ``"5%"``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         share: float | Fraction = value
     else:
@@ -92,7 +92,7 @@ def parse_share(value: object) -> float:
 
 
 def parse_bytes_or_share(value: object) -> int | float:
-    """Read a size in bytes (an ``int``) or a share of a whole (a ``float``): ``"5%"``, ``0.05``."""
+    """Parse a size in bytes (an ``int``), or a share of a whole (a ``float``) such as ``"5%"``."""
     if isinstance(value, float) or (isinstance(value, str) and value.strip().endswith("%")):
         return parse_share(value)
     return parse_bytes(value)
@@ -101,7 +101,7 @@ def parse_bytes_or_share(value: object) -> int | float:
 def format_bytes(size_bytes: float) -> str:
     """Format ``size_bytes`` with four significant digits: ``1536`` is ``"1.5 KiB"``."""
     for unit in _BINARY[:-1]:
-        # A size that rounds to 1024 is written in the next unit.
+        # Use the next unit for a size that would round to 1024.
         if abs(size_bytes) < 1023.5:
             return f"{size_bytes:.4g} {unit}"
         size_bytes /= 1024
@@ -119,7 +119,7 @@ def format_seconds(duration_s: float) -> str:
     return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
 
 
-#: Types of options with a unit: an operator writes ``"4GiB"``, and the attribute is a number.
+#: Types of options with a unit. An operator writes ``"4GiB"``, and the attribute is a number.
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Share = Annotated[float, BeforeValidator(parse_share)]

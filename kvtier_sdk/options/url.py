@@ -21,7 +21,7 @@ _UNREADABLE = (
 class TierURL:
     """The parts of a tier's URL: ``scheme://username:password@host:port/path?options``.
 
-    The scheme names the backend; all other parts are percent-decoded. With a host, a path begins
+    The scheme names the backend. All other parts are percent-decoded. A path after a host begins
     with ``/``.
     """
 
@@ -38,7 +38,7 @@ class TierURL:
         """Split a ``url`` such as ``file:///data/kv?capacity=1GiB`` into its parts.
 
         Raises:
-            ConfigError: the URL is malformed, names no backend, or gives an option twice.
+            ConfigError: the URL is malformed, names no backend, or contains an option twice.
         """
 
         def fault(message: str) -> ConfigError:
@@ -47,7 +47,7 @@ class TierURL:
         try:
             parts = urlsplit(url)
             port = parts.port
-            # In a password, a raw '#', '/' or '?' ends the host, and a raw '&' begins an option.
+            # In a password, an unescaped '#', '/' or '?' ends the host, and '&' begins an option.
             is_cut = parts.fragment or (port is not None and "@" in url and "@" not in parts.netloc)
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError
@@ -60,7 +60,7 @@ class TierURL:
         if not scheme or not parts.scheme:
             raise fault(" names no backend; write for example 'file:///data/kv' or 'memory:'")
         options: dict[str, str] = {}
-        # Escape '+', because parse_qsl would read it as a space, but keys in base64 contain it.
+        # Escape '+', which keys in base64 contain, because parse_qsl would read it as a space.
         for name, value in parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True):
             if name in options:
                 raise fault(f": option {name!r} is given twice")
@@ -76,9 +76,9 @@ class TierURL:
         )
 
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge the query's options with those ``given`` by other parts of the URL.
+        """Merge the query's options with the ``given`` options from other parts of the URL.
 
-        ``None`` stands for an absent part. A ConfigError says which option is given twice.
+        ``None`` stands for an absent part. Raise a ConfigError if an option is given twice.
         """
         present = {name: value for name, value in given.items() if value is not None}
         for name in sorted(present.keys() & self.options.keys()):

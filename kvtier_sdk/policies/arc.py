@@ -1,4 +1,4 @@
-"""The eviction policy ARC, which learns from evictions how to weigh recency and frequency.
+"""The eviction policy ARC, which learns from evicted chunks how to weigh recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -20,14 +20,14 @@ class ARCPolicy(EvictionPolicy):
     """A policy that balances recency against frequency, with one list of chunks for each.
 
     The policy keeps the paper's four lists, least recent first. T1 holds chunks that were seen once
-    recently, and T2 chunks that were seen at least twice. A victim comes from T1 if T1 is longer
-    than its target, and from T2 otherwise. B1 and B2 hold the keys of chunks evicted from T1 and
-    T2. If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key,
-    the target shrinks. If T1 is exactly as long as its target, the paper's choice depends on the
-    new chunk. Here the new chunk is not known yet, so the victim comes from T2.
+    recently, and T2 chunks that were seen at least twice. B1 and B2 hold the keys of chunks evicted
+    from T1 and T2. A victim comes from T1 if T1 is longer than its target, and from T2 otherwise.
+    If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key, the
+    target shrinks.
 
-    A promoted chunk is inserted and then used, so the chunk moves to T2. The store that brought the
-    chunk into its tier counts as the first use.
+    If T1 is exactly as long as its target, the paper's choice depends on the new chunk. This policy
+    does not know the new chunk yet, so it evicts from T2. A promoted chunk is inserted and then
+    used, so it moves to T2. Its first use was the store into the tier that now loads it.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,7 @@ class ARCPolicy(EvictionPolicy):
         self._again: _Order = OrderedDict()  # T2
         self._once_ghosts: _Order = OrderedDict()  # B1
         self._again_ghosts: _Order = OrderedDict()  # B2
-        # The paper's p: the number of slots that T1 should have.
-        self._target = 0.0
+        self._target = 0.0  # the paper's p: the number of slots that T1 should have
 
     def open(self, slots: int) -> None:
         self._slots = slots
@@ -74,7 +73,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # This list has no more victims, so take all further victims from the other list.
+                # This list has no more victims, so take the remaining ones from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over
@@ -82,7 +81,7 @@ class ARCPolicy(EvictionPolicy):
         return victims
 
     def _insert(self, key: OffloadKey) -> None:
-        # A key in the shorter of the lists B1 and B2 moves the target further.
+        # A hit in the shorter of B1 and B2 moves the target further.
         once, again = len(self._once_ghosts), len(self._again_ghosts)
         if key in self._once_ghosts:
             self._target = min(float(self._slots), self._target + max(1.0, again / once))

@@ -14,7 +14,7 @@ class LRUPolicy(EvictionPolicy):
     """A policy that evicts the least recently used chunk."""
 
     def __init__(self) -> None:
-        # A plain dict would be slow, because its iteration walks over deleted entries at the front.
+        # A plain dict would be slow, because iterating it skips all deleted entries at the front.
         self._order: OrderedDict[OffloadKey, None] = OrderedDict()
 
     def on_insert(self, keys: Sequence[OffloadKey], request: RequestContext) -> None:

@@ -1,4 +1,4 @@
-"""The default eviction policy. It learns from the waits that it has seen when chunks return."""
+"""The default eviction policy, which learns how likely chunks of each age are to be reused."""
 
 from __future__ import annotations
 
@@ -14,88 +14,77 @@ from kvtier_sdk.contract import EvictionPolicy
 from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-# The ages at which buckets begin, in seconds: half octaves, up to 8 days.
+# Ages, in seconds, fall into buckets of half an octave. The last bucket begins at 8 days.
 _BUCKETS = 40
 _LAST = _BUCKETS - 1
 _BEGINS = (0.0, *(2 ** (number / 2) for number in range(1, _BUCKETS)))
 _WIDTHS = tuple(2 ** ((number + 1) / 2) - _BEGINS[number] for number in range(_BUCKETS))
 _ENDS = (*_BEGINS[1:], inf)
-# Each class of groups begins at one of these numbers of uses. More than 16 uses count as 16.
-_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)
+_CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)  # the fewest uses in each class; more than 16 count as 16
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-# The most evicted chunks to remember, per slot.
-_GHOSTS = 6
-# Returns that are assumed in each bucket, as long as nothing is known. They are few, so that chunks
-# older than any return leave first.
+_GHOSTS = 6  # the most evicted chunks to remember, per slot
+# Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
+# at which no chunk has ever returned are evicted first.
 _ASSUMED = 0.1
-# A turn's pace is log4 of the wait before it in seconds, at most _SLOWEST (17 minutes), or unknown.
+# A turn's pace is log4 of the seconds before it, at most _SLOWEST (17 minutes).
 _UNKNOWN, _SLOWEST = -1, 5
-# The rates of a pace count this many turns of all paces too. So a pace that tells nothing hardly
-# costs hits.
+# The rates over all paces count as much as this many turns in the rates of each pace. So a pace
+# without predictive value costs few hits.
 _TRUST = 15
-# Groups move to the next bucket late by at most this fraction of the bucket's width.
+# A group moves to the next bucket late, but by at most this fraction of the bucket's width.
 _LATE = 1 / 8
-# Rates are computed anew after this fraction of new events.
-_NEWS = 1 / 8
-# After each 64 turns, everything seen so far counts a hundredth less.
+_NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
+# After every 64 requests, all earlier events lose a hundredth of their weight.
 _TURNS = 64
 _MEMORY = 0.99
-# How long an order of eviction is used, and for which fraction of the slots.
+# An eviction order is used for this long, or until this fraction of the slots has been evicted.
 _ORDER_S = 1.0
 _ORDERED = 1 / 64
-# Labels of chunks without which their conversation went on, and of conversations that have ended.
+# The label of chunks left behind by their conversation, and the label of ended conversations.
 _REST, _ENDED = "left behind", "ended"
-# The most groups to remember that need the chunks of another group.
-_MOST_BEHIND = 16
+_MOST_BEHIND = 16  # for each group, the most groups to remember that need its chunks
 
 
 class ReturnsPolicy(EvictionPolicy):
-    """A policy that evicts the chunks with the fewest returns per second of further waiting.
+    """A policy that evicts the chunks with the lowest expected rate of reuse.
 
-    The chunks that were last used by the same request form a turn. Either a later request reuses
-    most of them, as the next turn of a conversation does, or none does. The policy learns how often
-    turns of each age are reused, for each ``stop`` with which turns end. A chunk is worth the
-    highest rate of reuse that any further wait promises: the index of J. C. Gittins, "Bandit
-    processes and dynamic allocation indices", 1979.
+    The chunks whose last user was the same request form a turn. A later request, usually the next
+    turn of the conversation, reuses either most of these chunks or no chunk. The policy learns how
+    often turns of each age are reused. A chunk's worth is its highest expected rate of reuse over
+    any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
+    1979.
 
-    Conversations that came back quickly tend to do so again. So each ``stop`` has rates for each
-    length of the wait before the turn, if the turn has used all of an earlier turn's end.
+    Each ``stop`` has separate rates, which also depend on two more facts. One is the wait before
+    the turn, because a conversation that returned quickly tends to do so again. The other is the
+    number of a chunk's uses, because this number matters more than the age in some workloads.
 
-    Some workloads depend on the number of a chunk's uses rather than on its age. So each class of
-    uses has rates of its own.
+    If a request names the time of the next turn (``resume_in_s``), the octave of this time replaces
+    the ``stop``. So the policy learns how reliable the named times are.
 
-    Requests that name the time of the next turn (``resume_in_s``) have rates of their own for each
-    octave of the time, so the policy learns how reliable the named times are.
-
-    The policy remembers six evicted chunks per slot. With these a slot costs 1 to 2 KB, beside the
-    keys themselves.
+    The policy remembers six evicted chunks per slot. It needs 1 to 2 KB per slot, plus the keys.
     """
 
     def __init__(self) -> None:
         self._slots = self._most_ghosts = 0
         self._finished = 0
-        # The group of each chunk in the pool, and of each remembered chunk.
+        # The groups of the chunks in the pool, and of the remembered evicted chunks.
         self._groups: dict[OffloadKey, _Group] = {}
         self._ghosts: dict[OffloadKey, _Group] = {}
-        # Groups whose chunks have all been evicted, the oldest first.
-        self._evicted: deque[_Group] = deque()
-        # The turns of the running requests.
-        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)
+        self._evicted: deque[_Group] = deque()  # groups without chunks in the pool, oldest first
+        self._turns: defaultdict[str, _Turn] = defaultdict(_Turn)  # of the running requests
         self._kinds: dict[tuple[str, int, int], _Kind] = {}
-        # The groups that wait, for each bucket of age and by kind, the oldest first. Groups that
-        # are evicted as a whole have cells of their own, so that searches for victims skip them.
+        # The groups that wait for a return, by bucket and kind, oldest first. ``_gone`` has the
+        # groups without chunks in the pool, so that searches for victims skip them.
         self._waiting = _cells()
         self._gone = _cells()
-        # The cells of the groups that wait, as worth, kind and bucket, the least worth first.
+        # The worth, kind and bucket of each cell of ``_waiting``, least worth first.
         self._ranked: list[tuple[float, _Kind, int]] = []
         self._moved_s = [-inf] * _BUCKETS
-        # The rates of a label with each class of uses and each pace.
-        self._rates: dict[tuple[str, int, int], _Rates] = {}
+        self._rates: dict[tuple[str, int, int], _Rates] = {}  # by label, class of uses and pace
         self._order: deque[_Group] = deque()
         self._ordered_s = self._grown_s = -inf
-        # Victims chosen since the groups were put in order.
-        self._chosen = 0
+        self._chosen = 0  # victims since the groups were put in order
 
     def open(self, slots: int) -> None:
         self._slots = slots
@@ -136,7 +125,7 @@ class ReturnsPolicy(EvictionPolicy):
         moved: list[tuple[_Group, _Group]] = []
         for now, run in before.items():
             if now.turn is turn:
-                # Loaded chunks arrive in any order, and are used in prefix order.
+                # Chunks are loaded in any order, so take the prefix order from their use.
                 now.used += run
                 continue
             now.present -= len(run)
@@ -153,7 +142,7 @@ class ReturnsPolicy(EvictionPolicy):
                 old = now.turn
                 rest = [other for other in old.groups.values() if other.present]
             if rest or now.behind:
-                # What is left of the old turn needs these chunks.
+                # The old turn's other chunks are useless without these chunks, so evict them first.
                 needing = [of for of in now.behind if of.present and of.turn is not turn]
                 group.behind += needing + rest
                 del group.behind[:-_MOST_BEHIND]
@@ -194,11 +183,11 @@ class ReturnsPolicy(EvictionPolicy):
                 rates.fade()
 
     def _end_turn(self, turn: _Turn, resume_in_s: float | None, label: str) -> None:
-        # Only now, because chunks that a tier loads return in several parts.
+        # Judge returns only at the end of the turn, because a tier may load the chunks in parts.
         for group, returned in turn.returned.items():
             kind = group.kind
             if kind is not None and kind.label != _REST and returned > group.left > 0:
-                # The conversation went on without these chunks.
+                # Most of the group returned, so the conversation left these chunks behind.
                 self._begin_wait(group, _REST, kind.classes)
         turn.returned.clear()
         if resume_in_s == inf:
@@ -215,7 +204,7 @@ class ReturnsPolicy(EvictionPolicy):
                 waiting.append((group, classes))
         if waiting:
             turn.end = waiting[-1][0]
-        # The end of the prefix has the fewest uses, and is first in its cell.
+        # Begin with the least used group, because the end of the prefix must be first in its cell.
         for group, classes in reversed(waiting):
             group.share = 1 / chunks
             self._begin_wait(group, label, classes, turn.pace)
@@ -256,7 +245,7 @@ class ReturnsPolicy(EvictionPolicy):
         return victims
 
     def _put_in_order(self, wanted: int) -> None:
-        """Order the groups of the ``wanted`` chunks that are worth the least."""
+        """Put the groups of the ``wanted`` least valuable chunks in the order of eviction."""
         self._ordered_s, self._chosen = self.now_s, 0
         if self.now_s - self._grown_s > _ORDER_S:
             self._grow_older()
@@ -265,7 +254,7 @@ class ReturnsPolicy(EvictionPolicy):
         needed: list[_Group] = []
         found = 0
         for _, same in groupby(self._ranked, key=itemgetter(0)):
-            # The worth is equal, so evict the oldest first, and of one turn the end of the prefix.
+            # These groups have the same worth, so begin with the oldest turn's end.
             waiting = [_present(kind, self._waiting[bucket][kind]) for _, kind, bucket in same]
             for group in merge(*waiting, key=attrgetter("since_s", "uses")):
                 if group.behind:
@@ -313,7 +302,7 @@ class ReturnsPolicy(EvictionPolicy):
         kind = group.kind
         group.left -= chunks
         if kind is None:
-            # The request that used the chunks last is still running.
+            # No wait has begun, because the request that used the chunks last still runs.
             return
         age = self.now_s - group.since_s
         kind.rates.note_return(group.bucket, age, group.share * chunks)
@@ -322,7 +311,7 @@ class ReturnsPolicy(EvictionPolicy):
             turn.pace = min(int(log2(age + 1) / 2), _SLOWEST)
 
     def _grow_older(self) -> None:
-        """Move groups to the buckets of their ages, and rank the cells anew."""
+        """Move groups to the buckets for their ages, and rank the cells again."""
         self._grown_s = self.now_s
         for bucket, width in enumerate(_WIDTHS):
             if self.now_s - self._moved_s[bucket] >= width * _LATE:
@@ -345,7 +334,7 @@ class ReturnsPolicy(EvictionPolicy):
         for kind, cell in list(cells.items()):
             older: deque[_Group] | None = None
             share = 0.0
-            # The oldest group is first, so most cells need no more than a look at it.
+            # The oldest group is first, so the loop usually checks only one group.
             while cell:
                 group = cell[0]
                 if group.kind is not kind or not group.left:
@@ -379,11 +368,10 @@ class _Turn:
     """The chunks that one request was the last to use."""
 
     def __init__(self) -> None:
-        self.end: _Group | None = None  # with the end of the prefix
+        self.end: _Group | None = None  # the group with the end of the prefix
         self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
-        self.groups: dict[int, _Group] = {}  # the chunks, by uses
-        # How many chunks of each group of earlier turns the request has used.
-        self.returned: dict[_Group, int] = {}
+        self.groups: dict[int, _Group] = {}  # by number of uses
+        self.returned: dict[_Group, int] = {}  # the number of chunks used of each earlier group
 
     def group(self, uses: int) -> _Group:
         uses = min(uses, _MOST_USES)
@@ -394,43 +382,40 @@ class _Turn:
 
 
 class _Group:
-    """The chunks with one number of uses that a request was the last to use."""
+    """The chunks of one turn that have the same number of uses."""
 
     def __init__(self, uses: int, turn: _Turn) -> None:
         self.uses = uses
         self.turn = turn
-        # Groups of other conversations, whose chunks are useless without these chunks.
-        self.behind: list[_Group] = []
-        # The chunks, in prefix order; some of them may be in other groups by now.
-        self.keys: list[OffloadKey] = []
+        self.behind: list[_Group] = []  # groups of other turns, useless without these chunks
+        self.keys: list[OffloadKey] = []  # in prefix order; some may have moved to other groups
         self.used: list[OffloadKey] = []
-        self.end = 0  # no key from this index on is in the pool and in this group
+        self.end = 0  # all keys from this index on have left the pool or the group
         self.present = 0  # chunks in the pool
-        self.left = 0  # these and the evicted chunks that are remembered
-        self.share = 0.0  # the part of its turn that one chunk is
+        self.left = 0  # chunks in the pool, and remembered evicted chunks
+        self.share = 0.0  # one chunk's fraction of the turn
         self.kind: _Kind | None = None
         self.since_s = 0.0
-        # The wait is recorded up to the middle of this bucket, where it is on average.
-        self.bucket = 0
+        self.bucket = 0  # of the group's age; the wait is noted up to the middle of the bucket
 
     def release_if_over(self) -> None:
-        """Release what a group without chunks refers to, unless its request is still running."""
+        """Drop the references of a group that has no chunks left, unless its request still runs."""
         if self.kind is not None and not self.left:
             self.keys, self.end, self.behind, self.turn = [], 0, [], _NO_TURN
 
     def close(self) -> None:
         if self.used:
-            # A request uses the begin of its prefix, and stores the rest, perhaps earlier.
+            # Used chunks precede newly stored ones in the prefix, even if they were noted later.
             self.keys = self.used + self.keys
             self.used = []
         if len(self.keys) > self.left:
-            # A chunk that has left and come back meanwhile is there twice.
+            # Remove duplicates: a chunk that left and came back is listed twice.
             self.keys = list(dict.fromkeys(self.keys))
         self.end = len(self.keys)
 
 
 class _Kind:
-    """A label and classes of uses; all groups with them wait in the same way."""
+    """A label, classes of uses, and a pace. At each age, groups of one kind have the same worth."""
 
     def __init__(self, label: str, classes: int, of_classes: list[_Rates]) -> None:
         self.label = label
@@ -441,19 +426,18 @@ class _Kind:
     def worth(self, bucket: int) -> float:
         if self.label == _ENDED:
             return 0.0
-        # A chunk is useless without the chunks before it, so it is worth no more than they are.
+        # A chunk is useless without the chunks before it, so its worth cannot exceed theirs.
         return min([rates.worths[bucket] for rates in self._of_classes])
 
 
 class _Rates:
-    """The returns seen at each age, and the time waited there; ``base`` has those of more turns."""
+    """The returns and the waiting time at each age. ``base`` counts the turns of all paces."""
 
     def __init__(self, base: _Rates | None = None) -> None:
         self._base = base
         self._returns = [0.0] * _BUCKETS
         self._waited = [0.0] * _BUCKETS
-        # For each bucket the highest rate of returns that further waiting promises.
-        self.worths: list[float] = []
+        self.worths: list[float] = []  # by bucket, the highest rate that further waiting promises
         self.rates: list[float] = []
         self._events = self._news = 0.0
         self.renew()
@@ -466,7 +450,7 @@ class _Rates:
             self._base.note(bucket, returned, waited)
 
     def note_return(self, bucket: int, age: float, share: float) -> None:
-        """Note a return after a wait that is noted up to the middle of ``bucket``."""
+        """Record a return, and the part of its wait that is not yet recorded."""
         noted = _WIDTHS[bucket] / 2
         while bucket < _LAST and age > _ENDS[bucket]:
             self.note(bucket, 0.0, share * (_WIDTHS[bucket] - noted))
@@ -480,7 +464,7 @@ class _Rates:
         self._waited = [waited * _MEMORY for waited in self._waited]
 
     def renew(self) -> None:
-        """Compute the worths again if there is enough news."""
+        """Recompute the worths if there are enough new events."""
         if self.worths and self._news <= self._events * _NEWS:
             return
         self._events += self._news
@@ -492,7 +476,7 @@ class _Rates:
             returns, waited = self._returns[bucket], self._waited[bucket]
             if self._base is None:
                 rate = (returns + assumed) / (waited + width)
-                # A rate seldom drops to nothing at the next age, so carry half of it over.
+                # A rate seldom drops to 0 from one age to the next, so carry half of it over.
                 assumed = (_ASSUMED + rate * width) / 2
             else:
                 known = _TRUST * width
@@ -500,7 +484,7 @@ class _Rates:
             self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
-        # From each bucket on, it is best to wait until a stretch begins whose rate is lower.
+        # From each bucket, the best wait ends where a stretch with a lower rate begins.
         stretches: list[tuple[float, float, float]] = []
         self.worths = []
         for returned, waited, stays in reversed(waits):
@@ -514,7 +498,7 @@ class _Rates:
         self.worths.reverse()
 
 
-_NO_TURN = _Turn()  # of groups without chunks
+_NO_TURN = _Turn()  # the turn of groups without chunks
 _Cells = defaultdict[_Kind, deque[_Group]]
 
 

@@ -1,4 +1,4 @@
-"""The SDK's store policies, which choose the chunks that a tier gets, and when."""
+"""The SDK's store policies, which choose the chunks for a tier, and the moment to store them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Through(StorePolicy):
 
 
 class OnEvict(Through):
-    """A policy that stores every chunk just before the primary tier evicts it (spill)."""
+    """A policy that stores every chunk just before its eviction from the primary tier (spill)."""
 
     moment = StoreMoment.EVICTED
 
 
 class AfterHits(StorePolicy):
-    """A policy that stores a chunk after some hits in the primary tier, as in ``after_hits:2``."""
+    """A policy that stores a chunk after a number of hits, as in ``after_hits:2``."""
 
     moment = StoreMoment.HIT
 

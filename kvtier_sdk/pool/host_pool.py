@@ -25,8 +25,7 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """A memory mapping that is divided into slots for chunks, for one process or several.
-
+    """A memory mapping that is divided into slots for chunks, in one process or several.
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
     workers of an engine's replica, which share only a configuration. :meth:`create` and
     :meth:`attach` are for a process and its children. Using a closed pool raises ``KVTierError``.
@@ -59,14 +58,14 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Make an unnamed pool of this ``layout`` for several processes; this is the scheduler.
+        """Make an unnamed pool of this ``layout`` for several processes, as the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
-            prefault: map every page now, because a page fault during a copy would stall the engine;
-                if False, reserve memory now and map pages on first use.
+            prefault: true to map every page now, because a page fault during a copy would stall the
+                engine; false to reserve memory now and map pages on first use.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -86,16 +85,14 @@ class HostPool:
         worker: int | None = None,
         directory: str = _SHARED_MEMORY,
     ) -> HostPool:
-        """Make a replica's pool, or map it if another process of the replica has made it.
+        """Map a replica's pool; make the pool if no other process has made it.
 
-        The method first removes pools in ``directory`` that killed replicas left behind. The method
-        does not wait for other processes to join. The pool has a name in ``directory`` until the
-        scheduler and all workers have joined.
+        The method first removes pools in ``directory`` that killed replicas left behind. It does
+        not wait for other processes. The pool has a name there until all processes have joined.
 
         Args:
-            replica: an id that all processes of the replica share. Each replica needs a new id at
-                each start. A process that joins after the scheduler and all workers makes a second
-                pool (see :meth:`absent`).
+            replica: an id that all processes of the replica share. Use a new id for each start of a
+                replica. An additional process would make a second pool; see :meth:`absent`.
             layout: the geometry of the pool, the same in all processes.
             worker: index of this process among the workers; None for the scheduler.
             directory: a directory on a tmpfs.
@@ -121,15 +118,14 @@ class HostPool:
         """Map the pool of another process.
 
         Args:
-            handle: an inherited descriptor, which the caller still has to close, or a path
+            handle: an inherited descriptor, which the caller must still close, or a path
                 ``/proc/<pid>/fd/<n>`` of a process of the same user.
             layout: the expected geometry; required for a file that kvtier did not make.
             worker: index of this process among the workers; None if it is not a worker.
             prefault: as for :meth:`create`.
 
         Raises:
-            ConfigError: the handle leads to no pool, the pool has another layout, or another
-                process has joined as this worker.
+            ConfigError: there is no such pool, it has another layout, or this worker has joined.
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)
@@ -138,10 +134,11 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
-        """Check that there is room for a pool of this ``layout``, without making it.
+        """Check that there is room for a pool of this ``layout``, without making the pool.
 
-        ``directory`` is for :meth:`join`, and None for :meth:`create`. Memory that the pools of
-        killed processes still occupy does not count as free. The ConfigError names a remedy.
+        ``directory`` is as for :meth:`join`; pass None for :meth:`create`. Memory that the pools of
+        killed processes still occupy does not count as free. If there is too little room, the
+        method raises a ConfigError that names a remedy.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
@@ -153,7 +150,7 @@ class HostPool:
         prefault: bool = True,
         reserve: bool = False,
     ) -> None:
-        """Map ``file``, or private memory if ``file`` is None. Close the file on failure."""
+        """Map ``file``, or private memory if it is None; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
         self.chunk_bytes: int = layout.chunk_bytes
@@ -190,15 +187,15 @@ class HostPool:
         return Region.of(self._open_mapping())
 
     def absent(self) -> list[str]:
-        """Return which of the scheduler and the workers have not joined, such as "worker 1".
+        """Return the names of processes that have not joined: "the scheduler", "worker 1".
 
-        A process that is still absent when the engine starts to work has another pool or none.
+        A process that is still absent when the engine starts to work has another pool or no pool.
         The method raises ``KVTierError`` if the pool is not shared.
         """
         return self._shared_file().absent()
 
     def part(self, worker: int) -> npt.NDArray[np.uint8]:
-        """Return the part of ``worker``, from 0, of every slot; raise ConfigError if none is there.
+        """Return every slot's part for ``worker``; raise ConfigError if there is no such worker.
 
         The array has the shape (slots, ``part_bytes``), and keeps the pool's memory alive. Each
         slot's part is contiguous. In a replicated layout, only the array of worker 0 is writable.
@@ -210,18 +207,16 @@ class HostPool:
         return part
 
     def view(self, slot: int) -> memoryview:
-        """Return the payload of ``slot``, from 0, as a writable, contiguous view in format ``B``.
+        """Return the payload of a slot as a writable, contiguous view in format ``B``.
 
-        The view keeps the memory alive, and so does everything made from the view. The method
-        raises IndexError if there is no such slot.
+        The view and everything made from it keep the memory alive. A wrong slot raises IndexError.
         """
         return self.padded_view(slot, 1)
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a slot's payload and the padding after it; see :meth:`view`.
 
-        The length is rounded up to a multiple of ``alignment``, which is a power of two up to
-        4,096. ``slot`` is as for :meth:`view`.
+        The length is rounded up to a multiple of ``alignment``, a power of two up to 4,096.
         """
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of a pool of {self.slots}")
@@ -229,10 +224,10 @@ class HostPool:
         return self._whole()[start : start + round_up(self.chunk_bytes, alignment)]
 
     def close(self) -> None:
-        """Release the memory, now or as soon as no view is in use.
+        """Release the memory immediately, or once no view is in use.
 
-        Memory with views stays mapped, because an access would otherwise crash the process. A
-        warning then says so; most likely, a tier's I/O hangs. A second call does nothing.
+        Memory with views stays mapped, because an access would otherwise crash the process. The
+        method then logs a warning, since a tier's I/O probably hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -242,7 +237,7 @@ class HostPool:
             return
         self._view = None
         if not _try_close(mapping):
-            # The traceback of an exception may keep views alive.
+            # A cycle of references through an exception's traceback may keep views alive.
             gc.collect()
             if not _try_close(mapping):
                 _log.warning(
@@ -269,7 +264,6 @@ class HostPool:
 
 
 def _try_close(mapping: mmap.mmap) -> bool:
-    """Unmap the memory; return false if a view is in use."""
     try:
         mapping.close()
     except BufferError:

@@ -1,4 +1,4 @@
-"""The layout of a host pool, and the file header that holds it."""
+"""The layout of a host pool, and the file header that stores the layout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kvtier_sdk.errors import ConfigError
 
 #: Rows begin at multiples of this many bytes, as direct I/O requires.
 ROW_ALIGNMENT = 4096
-#: Workers' parts of a row begin at multiples of this, so no two workers write to one cache line.
+#: The parts of a row begin at multiples of this many bytes, so workers share no cache line.
 PART_ALIGNMENT = 64
-#: A pool file's header follows the last row. It is never mapped, so stray writes cannot damage it.
+#: A pool file's header follows the last row. No process maps it, so stray writes cannot damage it.
 HEADER_BYTES = 4096
 
 _MAGIC = b"KVTIPOOL"
@@ -34,8 +34,8 @@ class PoolLayout:
         replicated: true if all workers hold the same bytes. Then a row has a single part, which
             worker 0 writes and all workers read.
         stride_bytes: distance between slots, a multiple of 4,096, in the memory of an engine that
-            places chunks itself. A chunk may begin at any slot. Slots may overlap, but the engine
-            never uses overlapping slots at the same time. None in all other pools.
+            places chunks itself; None in all other pools. A chunk may begin at any slot. Slots may
+            overlap, but the engine never uses overlapping slots at the same time.
 
     Raises:
         ConfigError: a number is out of range.
@@ -77,7 +77,7 @@ class PoolLayout:
         return (self.slots - 1) * self.row_bytes + round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     def check_worker(self, worker: int) -> None:
-        """Raise ``ConfigError`` unless ``worker`` is from 0 to ``workers`` - 1."""
+        """Raise ``ConfigError`` unless ``worker`` is in the range from 0 to ``workers`` - 1."""
         if not 0 <= worker < self.workers:
             raise ConfigError(
                 f"worker {worker} of a host pool of {self.workers}: "
@@ -85,7 +85,7 @@ class PoolLayout:
             )
 
     def part_offset(self, worker: int) -> int:
-        """Return the offset of the part of ``worker`` in a row; :meth:`check_worker` applies."""
+        """Return the offset of a worker's part in a row, after :meth:`check_worker`."""
         self.check_worker(worker)
         return 0 if self.replicated else worker * round_up(self.part_bytes, PART_ALIGNMENT)
 
@@ -98,7 +98,7 @@ class PoolLayout:
     def from_header(cls, header: bytes) -> PoolLayout | None:
         """Read a layout from ``header``, the last 4,096 bytes of a file.
 
-        Return None if this is no host pool's header; raise ``ConfigError`` for another format.
+        Return None if ``header`` is not a host pool's; raise ``ConfigError`` for an unknown format.
         """
         if len(header) != HEADER_BYTES or not header.startswith(_MAGIC):
             return None

@@ -1,4 +1,4 @@
-"""Leases on a pool's file, which show that processes still use the file.
+"""Leases on a pool's file. A lease shows that a process still uses the file.
 
 A lease is a lock of an open file description (``F_OFD_SETLK``). The kernel releases the lease when
 the last descriptor is closed, even if the process is killed. Leases also work between containers
@@ -13,9 +13,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: ``struct flock``: type, whence, start, length, process (always 0 here).
+#: ``struct flock``: type, whence, start, length, and the process, which must be 0.
 _FLOCK = struct.Struct("hhqqi0q")
-#: Offset of the lock for joining and sweeping, which only one process may do at a time.
+#: Offset of the lock for joining and sweeping. Only one process may join or sweep at a time.
 _JOINING = 0
 #: Offset of the lock that guests share. A child process that does a tier's I/O is a guest.
 _GUESTS = 1
@@ -29,12 +29,12 @@ def claim(fd: int, worker: int | None) -> bool:
 
 
 def claim_as_guest(fd: int) -> None:
-    """Keep the file from being removed by a sweep, without becoming a member."""
+    """Prevent a sweep from removing the file, without becoming a member."""
     _lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, _GUESTS, 1)
 
 
 def claim_whole(fd: int) -> bool:
-    """Claim every lease, so that no process can join; return false if a process holds a lease."""
+    """Claim every lease, so that no process can join; return false if a lease is taken."""
     return _try_lock(fd, 0, 0)
 
 

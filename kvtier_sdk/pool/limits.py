@@ -16,15 +16,12 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class Room(NamedTuple):
-    """A limit on memory, with the number of free bytes and a remedy if a pool does not fit."""
-
     where: str
     free_bytes: int
     remedy: str
 
 
 def check_room(size_bytes: int, directory: Path | None = None) -> None:
-    """Raise ``ConfigError`` unless memory, control groups and directory have room."""
     available_bytes = _meminfo_bytes("MemAvailable", _PROC)
     rooms = [
         Room("this machine's memory", available_bytes, "end what else uses memory"),
@@ -56,7 +53,6 @@ def total_memory_bytes(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> 
 
 
 def rooms_of_cgroups(proc: Path = _PROC, cgroup_root: Path = _CGROUP_ROOT) -> Iterator[Room]:
-    """Yield the room in each control group whose memory limit can be read."""
     for directory, limit_bytes, used_bytes in _memory_limits(proc, cgroup_root):
         with contextlib.suppress(OSError):
             free_bytes = limit_bytes - used_bytes + _cached_bytes(directory)
@@ -87,13 +83,13 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
             limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
-        # In a container, ``top`` belongs to the container's own group, but ``path`` may be the
-        # host's path, or begin with "/..". So some of these directories may not exist.
+        # In a container, ``top`` is the container's own group, but ``path`` may be a path of the
+        # host or begin with "/..". So some of these directories may not exist.
         group = top / path.lstrip("/.")
         for directory in [group, *group.parents]:
             if not directory.is_relative_to(top):
                 break
-            # Skip the limit "max", which means no limit, and files that cannot be read.
+            # Skip unreadable files and the value "max", which means that there is no limit.
             with contextlib.suppress(OSError, ValueError):
                 limit_bytes = int((directory / limit).read_text())
                 yield directory, limit_bytes, int((directory / used).read_text())

@@ -1,4 +1,4 @@
-"""Maps the pages of a host pool before an engine touches them, as huge pages if possible."""
+"""Maps a host pool's pages before an engine touches them, as huge pages if possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Back every page with memory without changing a byte; raise ConfigError if memory runs out."""
+    """Allocate memory for every page, without changing a byte; raise ConfigError if it runs out."""
     address, size_bytes = Region.of(mapping).address, len(mapping)
 
     def populate(start: int) -> int:
@@ -38,11 +38,11 @@ def prefault(mapping: mmap.mmap, fd: int | None) -> None:
     with ThreadPoolExecutor(threads, "kvtier-prefault") as executor:
         failures = {number for number in executor.map(populate, starts) if number}
     if errno.EINVAL in failures:
-        # An older kernel cannot do it; pages are then mapped on first use.
+        # Kernels before 5.14 refuse the advice. They map each page on first use instead.
         if fd is not None:
             reserve(fd, size_bytes)
     elif failures:
-        # EFAULT means that the kernel found no memory for a page. Touching it would raise SIGBUS.
+        # EFAULT: the kernel has no memory for a page. Touching the page would cause a SIGBUS.
         raise _out_of_memory(size_bytes)
 
 

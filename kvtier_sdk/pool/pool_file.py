@@ -24,14 +24,14 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open memory file, and the lease on it of one process of an engine's replica.
+    """An open memory file, and the lease that one process of an engine's replica holds on it.
 
-    The last process to enter a replica removes the file's name, because no other process needs the
-    name. The kernel then frees the memory when the last process ends, even after a crash.
+    The last process to enter a replica removes the file's name, which no other process needs. The
+    kernel then frees the memory when the last process ends, even after a crash.
 
     Attributes:
         close: ends the lease and closes its descriptor; a second call does nothing. Garbage
-            collection and an exec do the same.
+            collection and ``exec`` have the same effect.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class PoolFile:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> PoolFile:
-        """Enter a replica that shares an engine's own file, with one scheduler and ``workers``.
+        """Enter a replica of a scheduler and ``workers`` workers that share an engine's own file.
 
         Args:
-            fd: a descriptor of the file, which the caller still owns and has to close too.
+            fd: a descriptor of the file. The caller still owns it, and must close it.
             path: the file's path, which the engine must not remove.
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
@@ -61,7 +61,7 @@ class PoolFile:
         return file
 
     def absent(self) -> list[str]:
-        """Return which of the scheduler and the workers have not entered, such as "worker 1"."""
+        """Return the names of processes that have not entered: "the scheduler", "worker 1"."""
         members = [None, *range(self.layout.workers)]
         return [
             _member_name(member)
@@ -103,7 +103,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
     """Open a replica's file and join it; make the file if no other process has made it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
-    # An attempt fails only if another process makes or removes the file's name at the same time.
+    # An attempt fails only if another process makes or removes the file's name meanwhile.
     while True:
         sweep(directory)
         fd = _open_own(path)
@@ -116,7 +116,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
 
 
 def sweep(directory: Path) -> None:
-    """Remove this user's pool files that no process holds; killed replicas leave such files."""
+    """Remove this user's unused pool files, which killed replicas leave behind."""
     for path in directory.glob(f"{_PREFIX}*"):
         try:
             fd = _open_own(path)
@@ -126,9 +126,9 @@ def sweep(directory: Path) -> None:
             continue
         try:
             with leases.joining(fd):
-                # If this file has lost its name, the path may lead to another process's new file.
+                # A file without links has lost its name, and ``path`` may name a newer file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
-                    # Truncate first, so that the memory is already free when the name is gone.
+                    # Truncate first, so that the memory is freed before the name disappears.
                     os.ftruncate(fd, 0)
                     path.unlink()
                     _log.info("removed %s, a host pool that no process holds", path)
@@ -137,8 +137,7 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Join a named file as the scheduler or a worker; the last to join removes the name."""
-    # If the file no longer has its name, close ``fd`` and return ``None``.
+    """Join a file; remove its name once all have joined. Return ``None`` if it had no name."""
     file = PoolFile(fd, layout, worker, path)
     try:
         with leases.joining(fd):
@@ -172,12 +171,12 @@ def _open_own(path: Path) -> int | None:
 
 
 def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Create and join the file; return ``None`` if another process has created it first."""
+    """Create and join the file; return ``None`` if another process created it first."""
     directory = path.parent
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # Another process may have made the pool first, and so used the room.
+        # The room may be used up because another process made the pool first.
         if os.path.lexists(path):
             return None
         raise
@@ -217,7 +216,7 @@ def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
         found = expected
     elif expected not in (None, found):
         raise ConfigError(f"the host pool is {found}; expected {expected}")
-    # A later access beyond the end of the file would kill the process (SIGBUS).
+    # An access beyond the end of the file would kill the process with SIGBUS.
     if size_bytes < found.size_bytes:
         raise ConfigError(f"the file has {size_bytes} bytes; {found} needs {found.size_bytes}")
     return found
@@ -249,8 +248,8 @@ def _closed_on_failure(fd: int) -> Iterator[None]:
 def _release(fd: int, path: Path | None, pid: int) -> None:
     """Close the file, and remove its name unless another process holds the file."""
     try:
-        # A forked child must not remove the name. The child shares its parent's locks, so it
-        # cannot see that the parent still holds the file.
+        # A forked child must not remove the name. It shares its parent's locks, so it cannot detect
+        # that the parent still uses the file.
         own = path is not None and os.getpid() == pid and leases.claim_whole(fd)
         if path is not None and own and os.fstat(fd).st_nlink:
             path.unlink()

@@ -46,16 +46,16 @@ class PoolMemory(SlotMemory, Protocol):
 
 
 class TierRunner(Protocol):
-    """A runner of a tier's jobs. Only the engine's thread calls it, unless a method says otherwise.
+    """A runner of a tier's jobs. Only the engine's thread may use it, except where noted.
 
     The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
     tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
     """
 
     def start(self) -> bool:
-        """Open the tier, or begin to open it in the background; return true if the tier is open.
+        """Open the tier, here or in the background; return true if the tier is open now.
 
-        Raise the error if the tier is required, or if the error is permanent.
+        Raise an error if the tier is required or the error is permanent.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:

@@ -28,8 +28,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: Jitter shortens a pause by up to this fraction. Jitter never lengthens a pause, because a tier
-#: must be used again within one probe interval of its recovery.
+#: Jitter shortens a pause by up to this fraction. A longer pause would delay recovery.
 _JITTER = 0.1
 
 
@@ -66,12 +65,12 @@ class BreakerState(Enum):
     CLOSED = "closed"
     #: No calls are made; a probe follows after a pause.
     OPEN = "open"
-    #: A probe is under way; no other calls are made yet.
+    #: A probe is running; no other calls are made yet.
     HALF_OPEN = "half_open"
 
 
 class Outcome(Enum):
-    #: The tier answered. A missing chunk counts as an answer too.
+    #: The tier answered. A missing chunk also counts as an answer.
     ANSWERED = "answered"
     #: The call was too slow. A healthy tier may be slow under load, so a late call counts as a
     #: failure in the window of recent calls, but not in the run of consecutive failures.
@@ -84,8 +83,7 @@ class Outcome(Enum):
     BLOCKED = "blocked"
 
 
-# Errors that a healthy tier may return. A full tier fails stores but can still be read, so a lack
-# of room counts as a failure only for stores.
+# Errors of healthy tiers. A full tier can be read, so lack of room is a failure only for stores.
 _ANSWERS: dict[Direction, tuple[type[TierError], ...]] = {
     Direction.READ: (ChunkNotFoundError, CorruptChunkError, TierCapacityError),
     Direction.WRITE: (ChunkNotFoundError, CorruptChunkError),
@@ -116,8 +114,7 @@ class Breaker:
         self._row = 0
         # One entry per recent call: false if the tier answered, true otherwise.
         self._recent: deque[bool] = deque(maxlen=options.breaker_window)
-        # Faulty objects since the last successful transfer.
-        self._faulty: set[OffloadKey] = set()
+        self._faulty: set[OffloadKey] = set()  # faulty objects since the last successful transfer
 
     @property
     def pause_s(self) -> float:
@@ -152,7 +149,7 @@ class Breaker:
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool) -> None:
-        """Go from ``HALF_OPEN`` to ``CLOSED``, or back to ``OPEN`` for a pause twice as long."""
+        """Close the breaker after a successful probe; otherwise open it for a longer pause."""
         if not succeeded:
             self._open()
             return

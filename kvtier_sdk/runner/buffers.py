@@ -1,4 +1,4 @@
-"""Memory outside the host pool, for headers, sealed payloads and probes."""
+"""Memory outside the host pool: buffers for headers, sealed payloads and probes."""
 
 from __future__ import annotations
 

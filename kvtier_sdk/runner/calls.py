@@ -46,8 +46,7 @@ class TierCaller:
     _log: TierLog
     quarantine: TierContractError | None = None
     _is_used: bool = False
-    # The number of times that a secret has changed.
-    _version: int = 0
+    _version: int = 0  # the number of times that a secret has changed
 
     def __post_init__(self) -> None:
         self.tier = self._new_tier()
@@ -104,7 +103,7 @@ class TierCaller:
         except TierError as error:
             return [error.detached()] * len(batch)
         return [
-            # Drop the error's cause, because the cause's frames would keep the buffers alive.
+            # Detach the error, because its cause's frames would keep the buffers alive.
             None if error is None else self._fault(error, operation).detached()
             for error in verdicts
         ]
@@ -147,14 +146,14 @@ class TierCaller:
         items = iterate()
         ended: Any = object()
         while True:
-            # Do not retry a refused call, because an iterator that has raised yields no more items.
+            # Do not retry a refused call, because an iterator ends after an error.
             item = await self._once(operation, lambda: anext(items, ended))
             if item is ended:
                 return
             yield self._read(operation, item_in, item, kind)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make the call, and repeat it once if the store refused an outdated secret."""
+        """Make the call; repeat it once if the store refused an outdated secret."""
         version = self._version
         try:
             return await call()
@@ -167,8 +166,8 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call; raise every error of the tier as a :class:`TierError`."""
-        # ``open`` can raise a ConfigError too, and ``close`` raises the tier's own error, masked.
+        """Make one call, and raise each of its errors as a :class:`TierError`."""
+        # Exceptions: ``open`` can raise a ConfigError, and ``close`` the tier's own error, masked.
         if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
@@ -178,7 +177,7 @@ class TierCaller:
             if is_not_tiers(error):
                 raise
             fault = self._shown(error, operation)
-        # Raise outside of the handler. Inside it, Python would attach the unmasked error.
+        # Raise outside the handler. Inside it, Python would attach the unmasked error.
         try:
             raise fault
         finally:
@@ -213,7 +212,7 @@ class TierCaller:
         return fault.labelled(self._log.tier, operation)
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Return true if a secret changed after ``version``; read the secrets' files if needed."""
+        """Return true if a secret is newer than ``version``; read the secrets' files if needed."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -231,9 +230,9 @@ class TierCaller:
 
 
 def is_not_tiers(error: BaseException) -> bool:
-    """Return true for an interrupt, a closed generator, and a cancellation of the running task."""
+    """Return true for an interrupt, a generator's exit, and a cancellation of the running task."""
     # A SystemExit counts as the tier's error, because it must end neither the loop nor the process.
-    # The BaseException that a panic in a Rust client raises counts as the tier's error too.
+    # So does the BaseException that a Rust client raises when it panics.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -276,7 +275,7 @@ def _items(answer: Any, count: int) -> list[Any]:
         given = len(answer)
     except TypeError:
         given = -1
-    # Reject mappings and sets, because they do not hold one result per item in order.
+    # Reject mappings and sets, because they do not hold the results in order.
     if given < 0 or isinstance(answer, Mapping | Set):
         raise NonsenseError(f"a {type(answer).__name__} for a batch of {count}")
     if given != count:

@@ -16,8 +16,7 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
-#: The maximum number of chunks whose failed load is remembered. Forgetting a chunk is harmless,
-#: because its next load fails too, and the mover remembers the chunk again.
+#: The maximum number of failed loads to remember. A forgotten load simply fails again.
 _MAX_UNLOADED = 65_536
 
 
@@ -26,8 +25,8 @@ class ChunkMover:
     """A mover of batches of chunks between the host pool and a tier.
 
     A tier may skip the store of a chunk that it already has, so a broken chunk would stay broken.
-    Therefore the store after a failed load sets :attr:`Transfer.replace`. A chunk that is certainly
-    damaged is also deleted at once, if the SDK may delete chunks.
+    Therefore the store after a failed load sets :attr:`Transfer.replace`. If the SDK may delete
+    chunks, the mover also deletes a chunk that is certainly damaged.
     """
 
     _call: TierCaller
@@ -36,7 +35,7 @@ class ChunkMover:
     _headers: BufferArena
     _sealer: ChunkSealer | None
     _compressor: ChunkCompressor
-    # Chunks whose last load failed or is still under way; oldest first.
+    # The chunks whose last load failed or still runs, oldest first.
     _unloaded: dict[OffloadKey, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,7 +44,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Yield transfers by index in the job. A store's header is written at its first use."""
+        """Yield the batch's transfers by index. A store's header is written on first use."""
         headers = self._headers.take(len(batch))
         is_store = job.operation is Operation.STORE
         try:
@@ -73,7 +72,7 @@ class ChunkMover:
         if operation is Operation.LOAD:
             for transfer in batch:
                 transfer.unverified = self._header.check
-                # Remember the chunks before the call, because a load may never end.
+                # Record loads before the call, because they may never end.
                 self._unloaded.pop(transfer.key, None)
                 self._unloaded[transfer.key] = None
             while len(self._unloaded) > _MAX_UNLOADED:
@@ -90,7 +89,7 @@ class ChunkMover:
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], moved: Moved
     ) -> None:
-        """Verify and expand chunks; add errors to ``errors``, and delete chunks of no use."""
+        """Verify and expand loaded chunks; add errors to ``errors``, and delete useless chunks."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
@@ -125,6 +124,6 @@ class ChunkMover:
 
 
 def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, whatever sealing keys the engine has."""
+    """Return true if no engine can use the chunk, regardless of its sealing keys."""
     is_foreign = isinstance(error, ChunkAuthError) and error.unknown_key
     return isinstance(error, CorruptChunkError) and not is_foreign

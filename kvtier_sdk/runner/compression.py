@@ -27,23 +27,23 @@ from kvtier_sdk.types import Transfer
 
 T = TypeVar("T")
 
-#: The coder is tried on a chunk of each of the first stores, and later of every 16th store.
+#: The coder is tried on one chunk of each of the first 16 stores, then of every 16th store.
 _FIRST_STORES, _STORES_PER_TRIAL = 16, 16
 _TRIALS = 9
-#: The fewest calls from which a tier's speed is estimated.
+#: The minimum number of calls for an estimate of a tier's speed.
 _FEWEST_CALLS = 8
-#: The number of last calls to keep for each length. Lengths within a factor of 2**(1/4) count as
-#: equal, so they reveal no latency; plain and compressed chunks usually differ by more.
+#: Keep this many recent calls for each length. Lengths within a factor of 2**(1/4) count as equal,
+#: because they differ too little to separate latency from transfer time.
 _CALLS_OF_LENGTH = 16
 _LENGTHS_PER_OCTAVE = 4
-#: Compressing begins once it saves this many times its cost, and ends once it saves less than its
-#: cost. So the gate does not move with each trial if saving and cost are nearly equal.
+#: Compression begins when it saves this many times its cost, and ends when it saves less than its
+#: cost. The margin keeps the gate steady while saving and cost are nearly equal.
 _MARGIN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The expected effect of compressing one chunk: ``ratio`` is plain by compressed length."""
+    """The expected effect of compressing a chunk. ``ratio`` is plain length / compressed length."""
 
     ratio: float
     sooner_s: float
@@ -57,8 +57,6 @@ class Outlook:
 
 
 class Trial(NamedTuple):
-    """The figures of one trial of a coder with a chunk."""
-
     plain_bytes: int
     coded_bytes: int
     expand_s: float
@@ -67,7 +65,7 @@ class Trial(NamedTuple):
 
 @dataclass(eq=False)
 class CoderTrials:
-    """The latest trials of a coder with real chunks, from which an :class:`Outlook` follows."""
+    """The latest trials of a coder on real chunks, as the basis of an :class:`Outlook`."""
 
     _coder: Planes
     _alignment: int
@@ -85,7 +83,7 @@ class CoderTrials:
         self._trials.append(Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
     def outlook(self, byte_s: float, running: float) -> Outlook:
-        """Return what compressing would change for ``running`` loads of ``byte_s`` per byte."""
+        """Estimate how compression affects ``running`` loads that take ``byte_s`` per byte."""
         last = self._trials[-1]
         coded_bytes = median(trial.coded_bytes for trial in self._trials)
         expand_s = median(trial.expand_s for trial in self._trials)
@@ -106,11 +104,10 @@ class _Call(NamedTuple):
 class CompressionGate:
     """A wrapper of a tier that times its calls, and decides whether to compress stores.
 
-    The time per byte is estimated from loads, or from stores until there are enough loads. While
-    all calls have one length, latency cannot be told from transfer time, and counts as part of it.
-    Compressed chunks have other lengths, and the gate keeps calls of each length. Concurrent calls
-    share a link, so the time of each is divided by their number. Their chunks are also expanded
-    concurrently, as far as cores are idle.
+    The gate estimates the time per byte from loads, or from stores until there are enough loads.
+    Only calls of different lengths separate latency from transfer time, so the gate keeps some
+    calls of each length. Concurrent calls share a link, so each call's time is divided by their
+    number. The time to expand a chunk is divided likewise, but at most by the number of idle cores.
     """
 
     _tier: TierCaller | ChunkSealer
@@ -130,7 +127,7 @@ class CompressionGate:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call the tier, and record the call if all of its chunks were moved."""
+        """Call the tier, and record the call's time if all chunks were moved."""
         self._running[operation] += 1
         running = self._running[operation]
         started_s = self._clock.now_s()
@@ -147,13 +144,13 @@ class CompressionGate:
         return errors
 
     def begin_store(self) -> bool:
-        """Count a store; return true if the coder should be tried with one of its chunks."""
+        """Count a store; return true if it should try the coder on one of its chunks."""
         self._stores_begun += 1
         first = self._stores_begun <= _FIRST_STORES
         return first or self._stores_begun % _STORES_PER_TRIAL == 0
 
     def decide(self) -> None:
-        """Open or close the gate according to the measurements, once there are enough."""
+        """Open or close the gate, if there are enough measurements."""
         loads, stores = (
             [call for calls in of.values() for call in calls] for of in self._calls.values()
         )
@@ -169,7 +166,7 @@ class CompressionGate:
 
 
 def _byte_s(calls: Sequence[_Call]) -> float:
-    """Return the seconds per byte, without the calls' latency if their lengths differ enough."""
+    """Return the seconds per byte, excluding latency if the calls' lengths differ enough."""
     lengths = [call.stored_bytes for call in calls]
     shares_s = [call.took_s / call.running for call in calls]
     if max(lengths) < min(lengths) * 2 ** (1 / _LENGTHS_PER_OCTAVE):
@@ -179,7 +176,7 @@ def _byte_s(calls: Sequence[_Call]) -> float:
 
 @dataclass(slots=True)
 class Moved:
-    """The bytes and chunks that the calls of a job have moved so far, as in :class:`JobResult`."""
+    """A running total of a job's moved bytes and chunks, for the :class:`JobResult`."""
 
     object_bytes: int = 0
     compressed_chunks: int = 0
@@ -195,9 +192,9 @@ class Moved:
 class ChunkCompressor:
     """A compressor that works in threads, so that it does not block the tier's loop.
 
-    Compressing needs a ``coder`` and ``scratch``, and depends on the option ``compress``: ``auto``
-    compresses only while the ``gate`` is open. The compressor expands chunks in any case, because
-    other engines that share the chunks may have compressed them.
+    Compression needs a ``coder`` and ``scratch``. If the option ``compress`` is ``auto``, it also
+    needs an open ``gate``. The compressor always expands chunks, because other engines that share
+    the chunks may have compressed them.
     """
 
     _chunk_bytes: int
@@ -210,14 +207,13 @@ class ChunkCompressor:
 
     @property
     def gate(self) -> CompressionGate | None:
-        """The gate; ``None`` unless option ``compress`` is ``auto``."""
         return self._gate if self._options.compress == "auto" else None
 
     @asynccontextmanager
     async def compressing(
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers that store each chunk compressed, or plain if that is better."""
+        """Yield transfers with compressed payloads, or plain ones for chunks that do not shrink."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch
@@ -248,7 +244,7 @@ class ChunkCompressor:
 
     async def expand(self, transfers: Sequence[Transfer], moved: Moved) -> list[ChunkError | None]:
         """Expand compressed chunks in place, after the transfers were loaded and verified."""
-        # A payload is shorter only if it is compressed; see ChunkHeader.check.
+        # Only a compressed payload is shorter than its buffer; see ChunkHeader.check.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
         return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])

@@ -16,16 +16,13 @@ from kvtier_sdk.types import Locality, Medium
 
 
 def wants_process(spec: TierSpec) -> bool:
-    """Return true if a separate process is preferred or required for the tier of a ``spec``.
-
-    The runner option ``auto`` chooses a process for a tier that keeps its chunks outside of this
-    machine's memory. In the engine's process, a thread that waits for a disk or a network would
-    compete with the engine for the interpreter lock each time it wakes up.
-    """
+    """Return true if the tier of ``spec`` needs a separate process, or runs better in one."""
     option = spec.runner.runner
     tier_class = spec.tier_class
     if tier_class.needs_process:
         return True
+    # A tier outside this machine's memory waits for I/O. In a thread, each wake-up would compete
+    # for the engine's interpreter lock.
     outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
     return option == "process" or (option == "auto" and outside)
 
@@ -39,7 +36,7 @@ def make_runner(
     notify: Callable[[], None] | None = None,
     announce: Announce | None = None,
 ) -> ThreadRunner | ProcessRunner:
-    """Create the runner; raise ConfigError if a process is required but not possible."""
+    """Create the runner; raise ConfigError if a separate process is required but impossible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault: str | None = (

@@ -20,17 +20,15 @@ from kvtier_sdk.runner.jobs import BreakerMoved, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
-#: The key of the probes' chunk. No engine creates this key, because its KV-cache group is higher
-#: than any model's.
+#: The key of the probes' chunk. Its KV-cache group is higher than any model's.
 CANARY_KEY: OffloadKey = make_offload_key(b"kvtier canary".ljust(32, b"\0"), 0xFFFF_FFFF)
 
 NO_ROOM = "calls that hang leave no room for another"
 
 _PROBER = RequestContext("kvtier probe")
 
-#: After this time, a cancelled call is assumed never to end, because most clients give up sooner.
-#: The time is measured as the sum of the pauses between probes, so that a suspension of the machine
-#: does not count.
+#: A cancelled call that runs for this long is assumed to hang forever. The time is the sum of the
+#: pauses between probes, so a suspension of the machine does not count.
 _HANG_S = 60.0
 
 
@@ -45,8 +43,7 @@ class DirectionHealth:
     _direction: Direction
     _call: TierCaller
     _header: ChunkHeader
-    # All probes use this buffer, because only one probe runs at a time.
-    _memory: memoryview
+    _memory: memoryview  # for all probes, because only one probe runs at a time
     _options: RunnerOptions
     _rng: random.Random
     _report: Callable[[BreakerMoved], None]
@@ -56,8 +53,7 @@ class DirectionHealth:
     _log: TierLog
     _prober: asyncio.Task[None] | None = None
     _attempt: asyncio.Task[bool] | None = None
-    # The time for which hanging calls have prevented probes.
-    _hindered_s: float = 0.0
+    _hindered_s: float = 0.0  # the time for which hanging calls have prevented probes
 
     def __post_init__(self) -> None:
         self._clock = self._call.tier.context.clock
@@ -117,8 +113,8 @@ class DirectionHealth:
         self._hindered_s = 0.0
         attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
         self._attempt = attempt
-        # A probe may take as long as the pause before it, but no longer than a load or store. The
-        # first probes are short, to detect a quick recovery. Later ones give a slow tier more time.
+        # A probe may take as long as the pause before it, but no longer than a load or store. So
+        # the first probes detect a quick recovery, and later ones give a slow tier more time.
         try:
             is_read = self._direction is Direction.READ
             options = self._options
@@ -127,7 +123,7 @@ class DirectionHealth:
             if not await wait_within(self._clock, within_s, [attempt]):
                 return False
         finally:
-            # If the probe ignores the cancellation, no other probe starts until it has ended.
+            # If the probe ignores the cancellation, it must end before the next probe starts.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 
@@ -167,8 +163,8 @@ class DirectionHealth:
     async def _look(self) -> None:
         asked_s = self._clock.now_s()
         await self._call.lookup([CANARY_KEY], _PROBER)
-        # The first lookup may need to reconnect, so it may exceed the lookup deadline. If it does,
-        # a second lookup uses the open connection, and must meet the deadline.
+        # The first lookup may exceed the lookup deadline, because it may need to reconnect. If so,
+        # a second lookup uses the open connection and must meet the deadline.
         deadline_s = self._options.lookup_deadline_s
         if self._clock.now_s() - asked_s > deadline_s:
             async with self._clock.timeout(deadline_s):
@@ -182,7 +178,7 @@ class DirectionHealth:
         # Replace the chunk of an earlier probe, because a skipped store would prove nothing.
         transfer = Transfer(CANARY_KEY, _PROBER, header, payload, replace=True)
         errors = await self._call.transfer(operation, [transfer])
-        # An absent or damaged chunk is an answer too, so a load probe needs no stored chunk.
+        # An absent or damaged chunk is also an answer, so a load probe needs no stored chunk.
         if outcome_of(self._direction, errors) is not Outcome.ANSWERED:
             for error in filter(None, errors):
                 raise error

@@ -17,15 +17,15 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
-#: The most keys in one event, and the pause after each event of a scan. The pauses of a scan of a
-#: million chunks leave time for the tier's calls and for the engine.
+#: The maximum number of keys in an event, and the pause after each event of a scan. The pauses let
+#: the tier's calls and the engine run during a long scan.
 _EVENT_KEYS = 256
 _PAUSE_S = 0.01
-#: A scan gives way to the loop's other tasks after this many entries.
+#: A scan yields to the loop's other tasks after this many entries.
 _TURN_ENTRIES = 256
-#: Time limit for the last notes when a tier is closed.
+#: Time limit for writing the last notes when a tier is closed.
 _LAST_NOTES_S = 2.0
-#: The rest after a scan, in multiples of its duration: scans take at most a tenth of the time.
+#: The pause after a scan, in multiples of its duration. So scans take at most 10 % of the time.
 _REST = 9
 
 
@@ -33,9 +33,9 @@ _REST = 9
 class Inventory:
     """The list of a tier's chunks, updated by the tier's own jobs and corrected by repeated scans.
 
-    The list stays empty while nobody listens to the events. A loop's first event withdraws all that
-    an earlier loop announced. A scan finds the changes that other processes made in the store. Any
-    thread may call :meth:`removed`.
+    The list stays empty unless an engine or a router receives the events. A loop's first event
+    withdraws all chunks that an earlier loop announced. A scan finds the changes that other
+    processes made in the store. Any thread may call :meth:`removed`.
     """
 
     _call: TierCaller
@@ -44,15 +44,13 @@ class Inventory:
     _events: EventLog
     _may_scan: Callable[[], bool]
     _log: TierLog
-    #: Keeps the chunks' notes in the tier; ``None`` if chunks have no notes.
-    _segments: NoteSegments | None = None
-    # For each chunk, the number of the last scan that found it or that began before its store.
+    _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
+    # Maps each chunk to the number of the last scan that found it or that began before its store.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
-    # For each running store or scan, the chunks removed since it began.
+    # The chunks removed during each running store or scan.
     _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)
-    # The known chunks whose notes are missing.
-    _bare: set[OffloadKey] = field(default_factory=set)
+    _bare: set[OffloadKey] = field(default_factory=set)  # known chunks whose notes are missing
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -96,7 +94,6 @@ class Inventory:
             self._events.add(known, removed=True)
 
     def emptied(self) -> None:
-        """Remove all chunks, after a purge."""
         for part in _parts(list(self._known)):
             self.removed(part)
 
@@ -149,7 +146,7 @@ class Inventory:
                     self._add({key: found[key] for key in part if key not in gone})
                 await self._clock.sleep(_PAUSE_S)
         with self._lock:
-            # Children first, because some routers drop all blocks after a removed block.
+            # Remove children first, because some routers drop all blocks after a removed block.
             unmet = [key for key, met in reversed(self._known.items()) if met < number]
         for part in _parts(unmet):
             self.removed([key for key in part if self._known.get(key, number) < number])

@@ -88,12 +88,11 @@ class Job:
         keys: the chunks' keys.
         slots: for loads and stores, the index of each chunk's slot.
         request: the request that the job serves.
-        deadline_s: time on the injected clock at which the job fails.
-        tag: the caller's own object, returned with the verdicts. The tag never leaves the engine's
-            thread.
+        deadline_s: the time on the tier's clock at which the job fails.
+        tag: the caller's own object, which never leaves the engine's thread.
         result: the job's result, or ``None`` until the job is concluded; set by the engine only.
-        queue_bytes: for a store, the payload bytes of all unfinished stores at this job's start,
-            including this job's own; set by the engine only.
+        queue_bytes: for a store, the payload bytes of all unfinished stores when this job was
+            queued, including the job itself; set by the engine only.
         notes: for a store whose chunks are announced to routers, each chunk's note.
     """
 
@@ -116,10 +115,10 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         job_id: the job's id.
         verdicts: one per key, in the order of the keys. For a lookup, ``OK`` means present.
         moved_bytes: payload bytes of the loaded or stored chunks, before compression.
-        object_bytes: length of these chunks' objects as stored, with headers.
+        object_bytes: stored length of these chunks, including headers.
         compressed_chunks: number of these chunks that are stored compressed.
-        coding_s: time that threads spent on compressing or expanding chunks.
-        duration_s: time from the job's arrival at the tier's loop to the job's conclusion.
+        coding_s: seconds that threads spent on compressing or expanding chunks.
+        duration_s: seconds from the job's arrival at the tier's loop to its conclusion.
         error: the text of the first error, for the log. An absent chunk is not an error.
         released: true if the job's I/O has ended too; otherwise a call of
             :meth:`kvtier_sdk.engine.TierListener.released` follows.
@@ -139,7 +138,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
 
 
 class IoEnded(msgspec.Struct, eq=False, tag=True):
-    """The I/O of a job has ended, after the job already had its result."""
+    """The I/O of a job has ended after the job's result was reported."""
 
     job_id: int
 
@@ -151,7 +150,7 @@ class Progressed(msgspec.Struct, eq=False, tag=True):
 
 
 class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
-    """The tier has removed chunks; ``evicted`` is true if it removed them to make room."""
+    """The tier has removed chunks. ``evicted`` is true if it removed them to make room."""
 
     keys: Sequence[OffloadKey]
     evicted: bool = False
@@ -170,7 +169,7 @@ class MetricsChanged(msgspec.Struct, eq=False, tag=True):
 
 
 class UsageChanged(msgspec.Struct, tag=True):
-    """The tier's usage has changed; ``usage`` is ``None`` if it is unknown."""
+    """The tier's usage has changed. ``usage`` is ``None`` if it is unknown."""
 
     usage: Usage | None = None
 
@@ -179,11 +178,11 @@ class UsageChanged(msgspec.Struct, tag=True):
 class RunnerStopped:
     """The tier's loop accepts no more jobs and sends no more results."""
 
-    #: The verdict for all jobs without a result. The I/O of these jobs never began or has ended.
+    #: The verdict for all jobs without a result. Their I/O never began or has ended.
     verdict: Verdict
     #: True if the I/O of all concluded jobs has ended too, because the tier's process is gone.
     io_ended: bool
-    #: The cause of a process's death; ``None`` for a requested end, and for a tier in a thread.
+    #: The reason why the process died; ``None`` for a requested end, and for a tier in a thread.
     reason: str | None = None
 
 
@@ -230,7 +229,7 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # ``rounds[n]`` holds the index of each key that has occurred n times before.
+    # ``rounds[n]`` has the indices of keys that have occurred n times before.
     rounds: list[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
         rounds = []

@@ -1,4 +1,4 @@
-"""A tier's log: every line names the tier, and repeated messages are counted."""
+"""A tier's log, which names the tier in every line and counts repeated messages."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message that may repeat, at most once a minute per ``topic``."""
         # For a minute after a logged message, messages of its topic are held back. Then a timer
-        # logs the last of them and their number. Without an event loop, the topic's next message
-        # triggers this. If ``ends_outage`` is true, messages held back earlier are logged first.
+        # logs the last one and their number. Without an event loop, the topic's next message does
+        # so. If ``ends_outage`` is true, the messages held back so far are logged first.
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
         if known is None or (not known.unsaid and now_s - known.logged_s >= QUIET_S):
@@ -94,8 +94,7 @@ class _TierFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        # Hold weak references, because a logger is never freed. The secrets of a closed tier would
-        # otherwise stay in memory.
+        # Hold weak references, because a logger must not keep a closed tier's secrets in memory.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""A tier's loop accepts jobs, calls the tier, and gives each job exactly one result."""
+"""The loop of a tier, which accepts jobs, calls the tier, and reports one result for each job."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ T = TypeVar("T")
 #: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
 _MAX_ALIGNMENT = 4096
 
-#: At close, cancelled calls get this time to end. Then probes and watches get the same time.
+#: Time limit at close for the end of cancelled calls, and then for the end of probes and watches.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -78,11 +78,10 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # The number of batches that have not ended, and the tasks that may still use the slots.
+    # The number of unfinished batches, and the tasks that may still use the slots.
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    # Start times of the tier's calls that have not returned.
-    calls_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list)  # start times of running calls
     timer: TimerHandle | None = None
     error: str | None = None
     retries: int = 0
@@ -142,14 +141,13 @@ class TierLoop:
         batch_bytes = min(options.max_batch_bytes, memory.region.size_bytes)
         self._call_keys = spec.tier_class.max_batch_keys or sys.maxsize
         self._batch_chunks = min(max(1, batch_bytes // payload_length), self._call_keys)
-        # A hanging call counts toward ``concurrency`` while it holds its buffers, so there are
-        # always free buffers for the next batch.
+        # A hanging call counts toward ``concurrency``, so the next batch always finds free buffers.
         under_way = options.concurrency * self._batch_chunks
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Allocate twice the headers, because the next call starts while chunks are verified, and
-        # one more for a segment of notes.
+        # Allocate headers for two rounds of calls, because the next calls start before loaded
+        # chunks are verified. Add one header for a segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -239,7 +237,7 @@ class TierLoop:
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
 
     def options_changed(self) -> None:
-        """Warn of a live option that has no effect. Any thread may call this."""
+        """Warn about live options that have no effect. Any thread may call this."""
         if self.options.compress != "never" and self._no_coder is not None:
             self._log.warning("option 'compress' has no effect: %s", self._no_coder)
 
@@ -298,7 +296,7 @@ class TierLoop:
         return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
-        """Close the tier, and cancel all jobs, including later ones. Call :meth:`drain` first."""
+        """Close the tier. Cancel all jobs, even ones submitted later. Call :meth:`drain` first."""
         self.abandon()
         # Let cancelled calls end first, so that only hanging calls still run when the tier closes.
         await self._idle_within(_CALLS_END_S)
@@ -314,7 +312,7 @@ class TierLoop:
         self._log.catch_up()
 
     def abandon(self) -> None:
-        """Conclude all jobs as cancelled, including jobs that are submitted later."""
+        """Conclude all jobs as cancelled, even jobs that are submitted later."""
         self._closed = True
         self._conclude_all()
         for queue in self._queues.values():
@@ -408,7 +406,7 @@ class TierLoop:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
-        # Chunks that already have a verdict keep it.
+        # This verdict applies only to chunks without a verdict.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if not run.concluded and run.job.operation in _MOVES:
             self._tell_progress(run.job.operation)
@@ -440,7 +438,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup job may have a longer deadline than the option says.
+            # A lookup's own deadline may be longer than the option.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
@@ -449,25 +447,25 @@ class TierLoop:
             f"{self.spec.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
-        # Note a lookup as late, because a healthy tier under load may miss the short deadline.
+        # A lookup counts only as late, because a busy healthy tier may miss its short deadline.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # Count only calls that began in the first half of the job's time. A later call had too
-            # little time because it was queued, not because the tier was slow.
+            # Count only calls that began in the first half of the job's time. Later calls had too
+            # little time because they were queued, which is not the tier's fault.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
-        if run.open_batches > len(run.tasks):  # some have not started
+        if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Ask about jobs concluded before ``halfway_s``, because only their calls hang for sure.
-            # This job's calls were cancelled just now, and may soon end.
+            # Count only calls of jobs concluded before ``halfway_s``, which certainly hang. This
+            # job's calls were cancelled just now, and may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if hanging calls of jobs concluded by ``since_s`` prevent further calls."""
+        """Return true if running calls of jobs concluded by ``since_s`` prevent further calls."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -494,7 +492,7 @@ class TierLoop:
             run.calls_s.remove(started_s)
 
     def _conclude(self, run: _Run, verdict: Verdict = Verdict.CANCELLED) -> None:
-        """Report the job's result; chunks without a verdict get ``verdict``."""
+        """Report the job's result, with ``verdict`` for chunks that have no verdict yet."""
         if run.concluded:
             return
         run.concluded, run.concluded_s = True, self._clock.now_s()
@@ -566,7 +564,7 @@ class TierLoop:
             return
 
     async def _call_in_order(self, run: _Run, batch: _Batch) -> None:
-        """Make the calls one after the other, because the order of touches matters."""
+        """Call the tier for one part after the other, because the order of touches matters."""
         method = self.call.touch if run.job.operation is Operation.TOUCH else self.call.delete
         for part in batches_of(run.job.keys, self._call_keys):
             keys = [run.job.keys[index] for index in part]
@@ -610,7 +608,7 @@ class TierLoop:
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
-            # Start the next call before computing digests, so that the tier does not wait for them.
+            # Start the next call before computing digests, so that the tier stays busy.
             task = asyncio.current_task()
             assert task is not None
             self._verifying.add(task)
@@ -645,7 +643,7 @@ class TierLoop:
 
     def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
         """Report removed chunks except the probes' chunk. Any thread may call this."""
-        # Convert the keys here, so that an invalid key raises in the backend's own call.
+        # Convert the keys here, so that an invalid key causes an error in the backend's own call.
         removed = [bytes(memoryview(key)) for key in keys if key != CANARY_KEY]
         if removed:
             self._inventory.removed(removed)

@@ -29,11 +29,10 @@ class LoopRunner(ABC):
 
     A daemon thread lets the interpreter exit even if a tier is stuck in a system call. A forked
     copy of the engine lacks the thread, so the runner counts as ended there. The copy must not use
-    the loop, because the copy shares the loop's descriptors with the parent.
+    the loop, because both processes share the loop's descriptors.
     """
 
-    #: Extra time that closing may take beyond its limit.
-    _grace_s = 0.0
+    _grace_s = 0.0  # extra time that closing may take beyond its limit
 
     def __init__(self, spec: TierSpec, clock: Clock, notify: Callable[[], None] | None) -> None:
         self._spec = spec
@@ -54,12 +53,12 @@ class LoopRunner(ABC):
 
     @property
     def is_running(self) -> bool:
-        """True from the start until the loop has ended or its thread is left behind."""
+        """True from the start until the loop ends or a fork leaves its thread behind."""
         return self._is_here and not self._stopped.is_set()
 
     @property
     def _is_here(self) -> bool:
-        """False in a forked copy of the process that started the thread."""
+        """False in a forked copy of the engine, which lacks the thread."""
         return self._pid == os.getpid()
 
     def begin(self) -> None:
@@ -79,7 +78,7 @@ class LoopRunner(ABC):
         self._thread.start()
 
     def start(self) -> bool:
-        """Open the tier, and return true if the tier is open. After an error, close the runner."""
+        """Open the tier; return true if it is open. After an error, close the runner."""
         self.begin()
         try:
             return self._await_opening()
@@ -93,9 +92,7 @@ class LoopRunner(ABC):
         return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
 
     def close(self, timeout_s: float) -> None:
-        """Drain and close the tier, and end the thread. A second call does nothing."""
-        # A thread that exceeds the time limit is left behind, and ends by itself once it can.
-        # Set the flag first, because an interrupt may lead to a second call during the drain.
+        # Set the flag first, because an interrupted drain may lead to a second call.
         if self._closing:
             return
         self._closing = True
@@ -129,7 +126,7 @@ class LoopRunner(ABC):
     def _ended(self) -> None: ...
 
     def _wait_opened(self, timeout_s: float | None = None) -> bool | None:
-        """Return or raise the outcome of the opening; return ``None`` after ``timeout_s``."""
+        """Return the opening's result or raise its error; return ``None`` after ``timeout_s``."""
         next_s = _PROGRESS_S
         while True:
             waited_s = self._clock.now_s() - self._started_s
@@ -139,7 +136,7 @@ class LoopRunner(ABC):
             try:
                 return self._opened.result(max(0.0, end_s - waited_s))
             except TimeoutError:
-                # The opening itself may have raised the TimeoutError.
+                # The opening itself may have failed with this TimeoutError.
                 if self._opened.done():
                     return self._opened.result()
             if end_s == timeout_s:
@@ -190,7 +187,7 @@ class LoopRunner(ABC):
         except BaseException:
             self._log.exception("the tier's loop has ended; the tier is not used any longer")
         finally:
-            # Set the flag first, so that jobs submitted from now on are refused.
+            # Set the flag first, so that jobs submitted after the loop's end are refused.
             self._stopped.set()
             self._closed.set()
             self._ended()
@@ -213,7 +210,7 @@ class LoopRunner(ABC):
         except Exception as error:
             self._opened.set_exception(error)
         except asyncio.CancelledError:
-            # The cancellation comes from the closing of the runner, so do not raise it again.
+            # The cancellation came from the runner's own close, so do not raise it again.
             self._opened.set_exception(TierError("it was closed while it was opened"))
 
     def _start_closing(self, timeout_s: float) -> None:
@@ -222,7 +219,7 @@ class LoopRunner(ABC):
 
     async def _run_closing(self, timeout_s: float) -> None:
         try:
-            # End the opening first, because a tier must not be opened and closed at the same time.
+            # End the opening first, because a tier must not be closed while it is being opened.
             if self._opening is not None:
                 self._opening.cancel()
                 await asyncio.wait([self._opening])
@@ -255,9 +252,7 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 
 
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-    """Close a stopped loop and its blocking threads."""
-    # Tasks that a tier left behind are cancelled and run until their next wait. Otherwise asyncio
-    # would report them as destroyed while pending.
+    # Cancel the tier's leftover tasks, or asyncio would report them as destroyed while pending.
     for task in asyncio.all_tasks(event_loop):
         task.cancel()
     event_loop.run_until_complete(clock.sleep(0))

@@ -1,4 +1,4 @@
-"""Keeps chunks' notes in the tier itself: a segment is an object with the notes of many chunks."""
+"""Stores chunks' notes in the tier itself, in segments: objects with the notes of many chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offloa
 #: The KV-cache group of segments' keys. No model has so many groups.
 SEGMENT_GROUP = 0xFFFF_FFFE
 
-#: The length in bytes of a segment's encoded notes, which follow it.
+#: The beginning of a segment: the length in bytes of the encoded notes that follow.
 _LENGTH = struct.Struct("<Q")
 #: Bytes that MessagePack adds to each key and its note.
 _RECORD_BYTES = 8
@@ -36,28 +36,27 @@ _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 @dataclass(eq=False)
 class NoteSegments:
-    """The segments in a tier. Losing a segment loses announcements, but never causes false ones.
+    """The segments in a tier. A lost segment prevents announcements, but causes no false ones.
 
     A segment is stored, sealed and found like a chunk. Other engines read a segment only once or
-    twice, so a partly filled segment is not extended, but replaced under another name. Of all
-    segments with a chunk's note, the newest is kept while the store has the chunk. Names begin with
-    the time, so all engines keep the same segment.
+    twice, so a new segment under another name replaces a partly filled one. If several segments
+    have a chunk's note, engines keep the newest while the store has the chunk. Names begin with the
+    time, so all engines keep the same segment.
     """
 
     _call: TierCaller
     _mover: ChunkMover
-    #: One slot, for the segment that is being stored or loaded.
-    _memory: HostPool
+    _memory: HostPool  # one slot, for the segment that is being stored or loaded
     _clock: Clock
     _rng: random.Random
     _log: TierLog
-    # Notes that are not in a full segment yet. Any thread may call a dictionary's methods.
+    # Notes that are not in a full segment yet. A dictionary's methods are thread-safe.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
-    # The chunks of each segment that was read or written; ``None`` for an unreadable segment.
+    # The chunks of each segment read or written so far; ``None`` for an unreadable segment.
     _chunks: dict[OffloadKey, Sequence[OffloadKey] | None] = field(default_factory=dict)
-    # Segments to read a second time. Another engine may have written such a segment during a scan
-    # that did not find all of the segment's chunks.
+    # Segments to read a second time, because the scan did not find all of their chunks. Another
+    # engine may have written these during the scan.
     _again: set[OffloadKey] = field(default_factory=set)
     _part: OffloadKey | None = None
 
@@ -65,36 +64,32 @@ class NoteSegments:
         self._room_bytes = self._memory.chunk_bytes - _LENGTH.size - _RECORD_BYTES
 
     def add(self, notes: Mapping[OffloadKey, bytes]) -> None:
-        """Queue the notes of stored chunks for the next segment, where other engines find them."""
+        """Queue stored chunks' notes for the next segment, from which other engines read them."""
         fitting = {k: n for k, n in notes.items() if n and _size(k, n) <= self._room_bytes}
         self._pending.update(fitting)
         self._has_news |= bool(fitting)
 
     def drop(self, keys: Iterable[OffloadKey]) -> None:
-        """Forget the notes of chunks that are gone. Any thread may call this."""
+        """Forget the notes of removed chunks. Any thread may call this."""
         for key in keys:
             self._pending.pop(key, None)
 
     async def read(
         self, segments: Set[OffloadKey], take: Callable[[Mapping[OffloadKey, bytes]], bool]
     ) -> None:
-        """Pass the notes of the segments that a scan has found to ``take``.
-
-        ``take`` returns false if the store lacks some of the notes' chunks. A new segment
-        is read once, and again after the next scan if chunks were missing.
-        """
+        """Pass each new segment's notes to ``take``, which returns false if chunks are missing."""
         self._chunks = {key: of for key, of in self._chunks.items() if key in segments}
         self._again &= segments
         for segment in sorted((segments - self._chunks.keys()) | self._again):
             notes = await self._load(segment)
             is_whole = notes is not None and take(notes)
-            # Read a segment twice at most.
+            # Read a segment with missing chunks once more, after the next scan.
             retry = self._again.discard if is_whole or segment in self._chunks else self._again.add
             retry(segment)
             self._chunks[segment] = None if notes is None else list(notes)
 
     async def save(self) -> None:
-        """Write the pending notes to new segments, if notes were added."""
+        """Write the pending notes to new segments, if there are new notes."""
         while self._has_news:
             pending = self._pending.copy()
             sizes_bytes = accumulate(_size(key, note) for key, note in pending.items())
@@ -119,7 +114,7 @@ class NoteSegments:
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
-        """Delete segments that newer segments replace, and touch the others against eviction."""
+        """Delete segments that newer ones replace; touch the others to keep them in the tier."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
         covered: set[OffloadKey] = set()

@@ -42,9 +42,8 @@ class TierOpening:
 
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
-        # After a failure, retry in the background. Raise the error instead if the tier is required,
-        # or if the engine waits and the error is permanent.
-        # If the attempt blocks the loop past ``end_s``, the engine no longer waits for the opening.
+        # After a failure, retry in the background. But raise the error if the tier is required, or
+        # if the error is permanent and the engine still waits, at most until ``end_s``.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:
@@ -76,14 +75,14 @@ class TierOpening:
         self._report(OpeningEnded())
 
     async def _try(self) -> Exception | None:
-        """Wait for the running attempt, or for a new one; return its error, or ``None``."""
+        """Wait for the running attempt, or make a new one; return its error, if any."""
         attempt = self._attempt
         if attempt is None or (attempt.done() and not self.is_open):
             attempt = self._clock.spawn(self._call(), name=f"open {self._log.tier}")
             self._attempt = attempt
         deadline_s = self._options.open_deadline_s
         in_time = await wait_within(self._clock, deadline_s, [attempt])
-        # An attempt that blocked the loop past the deadline may have ended by now.
+        # An attempt that blocked the loop until after the deadline may have ended meanwhile.
         if not in_time and not attempt.done():
             attempt.cancel()
         if not attempt.done() or attempt.cancelled():

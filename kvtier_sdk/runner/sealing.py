@@ -29,7 +29,6 @@ class _Foreign(Enum):
 class ChunkSealer:
     """A wrapper of a tier that seals chunks before a store, and opens them after a load.
 
-    The codec runs in worker threads, so that it does not block the tier's loop.
     A chunk is foreign if it was sealed with a sealing key that this engine lacks. This engine
     replaces a foreign chunk once, because the other sealing key may be retired. If the chunk turns
     foreign again, some engine still uses the other key, and this engine refuses further stores of
@@ -45,7 +44,7 @@ class ChunkSealer:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> list[TierError | None]:
-        """Load or store chunks. The slot of a chunk that cannot be opened has undefined content."""
+        """Load or store chunks. If a chunk cannot be opened, its slot's content is undefined."""
         scratch = self._scratch.take(len(batch))
         try:
             sealed = [

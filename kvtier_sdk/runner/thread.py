@@ -36,9 +36,9 @@ class ThreadRunner(LoopRunner):
     """A runner whose tier runs on an event loop in a daemon thread.
 
     The engine's thread submits and polls without a lock, because a deque's methods are thread-safe.
-    With a flag per deque, a burst of jobs wakes the loop only once, and a burst of reports notifies
-    the engine only once. The writer appends before it checks the flag, and the reader clears the
-    flag before it empties the deque, so the reader misses nothing.
+    Each deque has a flag, so that a burst of jobs wakes the loop only once, and a burst of reports
+    notifies the engine only once. The writer appends before it checks the flag, and the reader
+    clears the flag before it empties the deque, so the reader misses no entry.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs; before ``start`` and after ``close``, return them as cancelled."""
+        """Hand over jobs. Before ``start`` and after ``close``, return their cancelled results."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
-        # If the loop ends right now, RunnerStopped concludes the jobs left in the inbox.
+        # If the loop ends at this moment, RunnerStopped concludes the jobs left in the inbox.
         self._inbox.append(jobs)
         if not self._waking:
             self._waking = True
@@ -86,14 +86,14 @@ class ThreadRunner(LoopRunner):
         return self._reports.copy()
 
     def ask(self, question: Callable[[TierCaller], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """Call the tier without a job; raise TierTimeoutError after ``timeout_s``."""
+        """Call the tier without a job; return the answer, or raise TierTimeoutError."""
         answer = self._call(question(self._tier_loop.call), timeout_s, _SILENCE)
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")
         return cast(T, answer)
 
     def suspect(self) -> None:
-        """Do nothing, because a thread cannot be killed."""
+        """Do nothing, because a stuck thread cannot be killed."""
 
     def options_changed(self) -> None:
         self._call_soon(self._tier_loop.options_changed)

@@ -1,7 +1,7 @@
-"""Tools for testing tiers and managers: the conformance kit, faults, a virtual clock.
+"""Tools for testing tiers and managers: a conformance kit, injected faults, a virtual clock.
 
 :class:`TierConformance` and :func:`tier_state_machine` need pytest and hypothesis, and are imported
-at their first use. Everything else works without these two packages.
+when they are first used. All other names work without these packages.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ __all__ = [
     "tier_state_machine",
 ]
 
-# Names that need the extra ``testing``, each with the module that defines it.
+# Maps each name that needs the extra ``testing`` to the module that defines it.
 _NEEDS_EXTRA = {
     "TierConformance": "kvtier_sdk.testing.conformance.suite",
     "tier_state_machine": "kvtier_sdk.testing.conformance.machine",

@@ -1,4 +1,4 @@
-"""A wrapper that makes a tier's calls fail, by a script or at random."""
+"""A wrapper that makes a tier's calls fail, according to a script or at random."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DECLARED = (
 
 
 class FaultKind(Enum):
-    """The kinds of fault that a call can have."""
+    """The kinds of fault that a plan can inject into a call."""
 
     #: The call raises :attr:`Fault.error`.
     ERROR = "error"
     #: The call begins after :attr:`Fault.delay_s` seconds.
     DELAY = "delay"
-    #: The call never ends, unless it is cancelled.
+    #: The call does not end unless it is cancelled.
     HANG = "hang"
-    #: Each chunk is cut short: a store writes a shorter object, if the tier can hold one; a load
+    #: Each chunk is truncated: a store writes a shorter object if the tier supports it, and a load
     #: fills the end with zeros.
     SHORT = "short"
     #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
-    #: Each chunk in the second half of the batch fails with :attr:`Fault.error`, and is not moved.
+    #: Each chunk in the second half of the batch fails with :attr:`Fault.error` without a call.
     PARTIAL = "partial"
     #: All calls raise :class:`TierUnavailableError` for :attr:`Fault.delay_s` seconds.
     DISCONNECT = "disconnect"
@@ -50,8 +50,8 @@ class Fault:
 
     Attributes:
         kind: the kind of fault.
-        operation: the name of the call that gets the fault, such as ``"lookup"``; ``None`` for
-            any call but ``usage``, because the runner calls ``usage`` on its own schedule.
+        operation: the name of the call that gets the fault, such as ``"lookup"``. ``None`` stands
+            for any call except ``usage``, because the runner calls ``usage`` on its own schedule.
         delay_s: seconds that a delay or an outage lasts, on the tier's clock.
         error: the class of the errors that the fault causes.
     """
@@ -63,17 +63,17 @@ class Fault:
 
 
 class FaultPlan:
-    """The faults of future calls: first a script's faults, then random faults.
+    """A plan of faults for future calls: first the script's faults, then random ones.
 
     Attributes:
-        happened: the faults so far, as pairs of operation and kind.
+        happened: the faults so far, as pairs of an operation and a kind.
 
     Args:
-        script: the faults in order. A call gets the first fault that fits its operation;
-            ``None`` leaves one call without a fault.
+        script: the faults, in order. A call gets the first fault that fits its operation. ``None``
+            leaves one call without a fault.
         seed: the seed of the random faults.
         rate: the probability, 0 to 1, that a call gets a fault once the script is used up.
-        drawn: the faults to draw from at random; by default one of each kind.
+        drawn: the faults from which random ones are drawn; by default one of each kind.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class FaultPlan:
         self._drawn = [Fault(kind) for kind in FaultKind] if drawn is None else list(drawn)
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Return and record the fault of this call of ``operation``; ``None`` if there is none."""
+        """Record and return the fault for a call of ``operation``; return ``None`` for no fault."""
         fault = self._from_script(operation) if self._script else self._from_seed(operation)
         if fault is not None:
             self.happened.append((operation, fault.kind))
@@ -117,7 +117,7 @@ def _fits(fault: Fault | None, operation: str) -> bool:
 
 
 class FaultyTier(SecondaryTierManager):
-    """A tier that passes every call on to a wrapped tier, and adds the faults of a plan.
+    """A tier that passes every call on to a wrapped tier, and injects the faults of a plan.
 
     A fault that does not fit its call, such as ``PARTIAL`` for a lookup, has no effect.
 
@@ -156,7 +156,7 @@ class FaultyTier(SecondaryTierManager):
             return await self.inner.load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await self._half(self.inner.load, batch, fault)
-        # Pass copies, because the wrapped tier would verify the originals before they are damaged.
+        # Pass copies, because the wrapped tier would verify the originals before the damage.
         inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await self.inner.load(inside)
         for transfer, copy, verdict in zip(batch, inside, verdicts, strict=True):
@@ -191,7 +191,7 @@ class FaultyTier(SecondaryTierManager):
         await self.inner.close()
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply the next fault, or return a fault that the caller must apply to single chunks."""
+        """Apply the next fault; return a fault that the caller must apply to single chunks."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:
@@ -224,7 +224,7 @@ class FaultyTier(SecondaryTierManager):
         kept = len(transfer.payload) // 2 // self.alignment * self.alignment
         if kind is FaultKind.SHORT and kept and not self.fixed_length:
             return transfer.with_payload(transfer.payload[:kept])
-        # A mapping begins at a page boundary, which satisfies any alignment that a tier requires.
+        # Use a mapping, because its page alignment satisfies any tier's requirement.
         copy = memoryview(mmap.mmap(-1, len(transfer.payload)))
         copy[:] = transfer.payload
         _damage(copy, kind)
@@ -232,9 +232,9 @@ class FaultyTier(SecondaryTierManager):
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Make a tier class with the options and capabilities of ``tier_class``, and a plan's faults.
+    """Make a tier class with the options and capabilities of ``tier_class`` and a plan's faults.
 
-    Run its tiers in a thread, because a child process would not have the ``plan``.
+    Run tiers of this class in a thread, because a child process would not have the ``plan``.
     """
     declared = {name: getattr(tier_class, name) for name in _DECLARED}
     own = {"inner_class": tier_class, "plan": plan, "__module__": __name__}

@@ -1,4 +1,4 @@
-"""A clock whose time passes only while every task waits."""
+"""A clock whose time passes only while all tasks wait."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 
-# 2026-01-01 UTC. If the clock started at 0, failing tests would show dates of 1970.
+# 2026-01-01 UTC, because times from 0 would show as dates of 1970 in failing tests.
 _WALL_START_S = 1_767_225_600.0
 
 
 class VirtualClock(Clock):
-    """A virtual clock: an idle event loop jumps to its next timer instead of waiting.
+    """A clock whose idle event loop jumps to its next timer instead of waiting.
 
-    All event loops of one clock share the clock's time. Run only one of them at a time.
+    All event loops of a clock share its time. Run only one loop at a time.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class VirtualClock(Clock):
         return _VirtualLoop(self)
 
     def advance(self, delay_s: float) -> None:
-        """Move the time forward by ``delay_s`` (at least 0). Call this only while no loop runs."""
+        """Advance the time by ``delay_s`` (at least 0). Call this only while no loop runs."""
         self._now_s += delay_s
 
 
@@ -55,7 +55,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(_VirtualSelector(clock))
         self._clock = clock
-        # asyncio runs a timer up to this many seconds early. The default depends on the machine.
+        # asyncio may run a timer this many seconds early. The default depends on the machine.
         self._clock_resolution: Any = 1e-9
 
     def time(self) -> float:

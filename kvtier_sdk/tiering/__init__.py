@@ -1,1 +1,1 @@
-"""The tiering manager and the client of a single tier, which run in the engine's thread."""
+"""The tiering manager and the client of a single tier; both run in the engine's thread."""

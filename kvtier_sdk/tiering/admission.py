@@ -15,54 +15,46 @@ from kvtier_sdk.tiering.records import Slot
 from kvtier_sdk.types import OffloadKey
 
 _HASHES = 2**32
-# The most chunks to follow per tier. If a tier holds more, the keys' hashes select a sample.
-_MOST_FOLLOWED = 1024
-# The number of keys to remember for each chunk that the tier has room for.
-_MEMORY = 8
+_MOST_FOLLOWED = 1024  # chunks per tier; if a tier holds more, their hashes select a sample
+_MEMORY = 8  # keys to remember for each chunk that the tier has room for
 _MIN_PERIOD = 64
-# The most hashes in each generation of seen keys, to bound the memory for a large tier.
-_MOST_SEEN = 2**17
-# The second model of Admission must lead by more standard deviations of a random lead than this.
+_MOST_SEEN = 2**17  # hashes in each generation of seen keys, to bound the memory for a large tier
+# The second model must lead by more than this many standard deviations of a random lead.
 _DEVIATIONS = 2
-# After this many hits in only one model, older hits count half, so that recent hits decide.
+# After this many hits that only one model had, earlier hits count half, so recent hits decide.
 _MUCH_EVIDENCE = 64
 # A full tier has room again once its free bytes exceed its used bytes divided by this number.
 _ROOM_SHARE = 16
 
-# The keys of a model, least recently used first.
-_Cache = OrderedDict[OffloadKey, None]
+_Cache = OrderedDict[OffloadKey, None]  # the keys of a model, least recently used first
 
 
 class Admission:
     """A filter that decides whether a tier gets chunks that were never seen before.
 
-    Once the tier evicts, two small models of the tier compete on a sample of the keys. The first
-    model caches every chunk; the second caches a chunk when the chunk is seen for the second time.
-    Each model is as large as the tier, scaled to the sample, and evicts the least recently used
-    chunk. While the tier is full and the second model clearly has more hits, the tier gets only
-    chunks seen before.
+    Once the tier evicts, two LRU models of the tier compete on a sample of the keys, with a size
+    scaled to the sample. The first model caches every chunk; the second caches a chunk when it is
+    seen for the second time. While the tier is full and the second model clearly has more hits, the
+    tier gets only chunks that were seen before.
 
-    An eviction shows that the tier is full. The tier counts as full until it reports a removal that
-    is not an eviction, or until it clearly has room. Room means free bytes within its capacity, or
-    free bytes on its disk if the tier evicted before it reached its capacity. A tier that reports
-    no evictions or no usage gets every chunk, as does a tier without ``options``.
+    An eviction shows that the tier is full. The tier counts as full until it removes a chunk for
+    another reason, or until it clearly has room. Room means free bytes within its capacity, or free
+    bytes on its disk if the tier evicted before it reached its capacity. A tier without
+    ``options``, or one that reports no evictions or no usage, gets every chunk.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:
         self._stats = stats
         self._log = log
         self._options = options
-        # Keys whose hash is below this limit are followed.
-        self._limit = _HASHES
-        # The followed chunks in the tier; the value is true once the chunk was read.
-        self._was_read: dict[OffloadKey, bool] = {}
-        # Number of followed chunks in the tier after the tier's last eviction; 0 if unknown.
-        self._capacity = 0
+        self._limit = _HASHES  # keys with a hash below this limit are followed
+        self._was_read: dict[OffloadKey, bool] = {}  # the followed chunks in the tier
+        self._capacity = 0  # followed chunks in the tier after its last eviction; 0 if unknown
         # The tier's used bytes and its disk's free bytes when the tier was last known to be full.
         self._full: tuple[int | None, int | None] | None = None
         self._forget()
-        # Hashes of recently seen keys, in two generations. The older generation is dropped as a
-        # whole, so that the chunks of a prefix are forgotten together.
+        # Hashes of recently seen keys, in two generations. The older one is dropped as a whole, so
+        # the chunks of a prefix are forgotten together.
         self._seen: set[int] = set()
         self._seen_earlier: set[int] = set()
 
@@ -75,7 +67,7 @@ class Admission:
         return bool(self._stats.is_selective)
 
     def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Return the slots whose chunks the tier gets; count the others as not admitted."""
+        """Return the slots whose chunks the tier should get; count the others as not admitted."""
         if not self._capacity:
             return slots
         self._decide()
@@ -111,7 +103,7 @@ class Admission:
         if evicted:
             self._stats.evicted_unread_chunks += unread * (_HASHES // self._limit)
             if self._enabled and (capacity < followed or self._capacity):
-                # The models have the tier's former size, so after a large change they start empty.
+                # The models have the old capacity, so discard them after a large change.
                 if not self._capacity / 2 <= capacity <= self._capacity * 2:
                     self._forget()
                 self._capacity = capacity
@@ -122,7 +114,7 @@ class Admission:
         self._all: _Cache = OrderedDict()
         self._reused: _Cache = OrderedDict()
         self._seen_once: _Cache = OrderedDict()
-        # Hits in only one of the two models, and the lead of the second model in such hits.
+        # The number of hits that only one of the models had, and the second model's lead in them.
         self._single_hits = self._lead = 0.0
         self._has_gain = False
         self._period = 0
@@ -153,7 +145,7 @@ class Admission:
             used_then, free_then = self._full
             if free is None or free_then is None or (used_then or 0) >= limit:
                 return False
-            # The tier evicted below its capacity, so its disk was full.
+            # The tier evicted below its capacity, so its full disk is the limit.
             if free > free_then + least_room:
                 return False
             free = min(free, free_then)

@@ -25,13 +25,13 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Admission is off if the tier gets chunks only after hits, or gets whole requests.
+        # Do not filter further if the tier gets chunks only after hits, or gets whole requests.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
 
 class Cascade:
-    """A sender of readable chunks to each tier, at the moment that the tier's store policy defines.
+    """A sender of readable chunks to each tier at the moment that the tier's store policy defines.
 
     A chunk that is sent to a tier is pinned until the tier has finished the store. If a tier gets
     chunks just before their eviction, each chunk is *owed* to the tier, and an owed chunk cannot be
@@ -39,9 +39,6 @@ class Cascade:
 
     While a chunk stays in the primary tier, each tier gets the chunk once. The tier gets the chunk
     again only after a failed store, or after the tier reports the chunk removed.
-
-    ``tracks`` is true if each chunk's offers must be recorded, because some tier does not get the
-    chunk as soon as the device has written it.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -54,10 +51,9 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        # True once a write-through tier did not get a chunk. A later hit offers the chunk again.
-        self._has_failed = False
-        # The largest number of slots that a store has lacked since the last step ended.
-        self.missing = 0
+        self._has_failed = False  # true once a write-through tier has missed a chunk
+        self.missing = 0  # the most slots that a store has lacked since the last step ended
+        # False if every tier gets each chunk when it is written. Offers then need no record.
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
@@ -79,15 +75,15 @@ class Cascade:
 
     @property
     def behind(self) -> bool:
-        """True if a store lacked slots, and no step has made room since."""
+        """True if a store lacked slots and no later step has made room."""
         return bool(self._on_evict) and self.missing > 0
 
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
-                # If another request uses the chunk, it is offered after all.
+                # Mark the chunk, so that a later use by another request offers it to the tiers.
                 self._note_failed(slot, self._stored_mask)
-            # Another request may have asked for whole requests' chunks while they were written.
+            # Tiers may wait for the chunks, if another request used them during the write.
             if self.tracks:
                 self._serve_followers(slots)
             return
@@ -105,7 +101,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
-        """Record promoted chunks; send each to the tiers that wait to store it."""
+        """Record promoted chunks, and send each chunk to the tiers that wait for it."""
         for slot in slots:
             assert slot.promotion is not None
             self._tiers[slot.promotion.tier].admission.read(slot.key)
@@ -118,7 +114,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a copy of chunks to the device; offer the chunks to the tiers that lack them."""
+        """Record that chunks were used, and offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if request.is_over:
@@ -147,11 +143,11 @@ class Cascade:
                     self._offers(slot).followers[tier.index] = request
 
     def keep_headroom(self) -> None:
-        """Free slots by sending owed chunks to their tiers and evicting other chunks."""
+        """Keep slots free by sending owed chunks to their tiers and evicting other chunks."""
         if not self._on_evict:
             return
         shortage = max(self.headroom_slots, self.missing)
-        # Chunks on their way to a tier count as free slots, because their slots will be free soon.
+        # Count the slots of running stores as free, because they will be free soon.
         chunk_bytes = self._primary.chunk_bytes
         under_way = max(tier.client.store_bytes for tier in self._on_evict) // chunk_bytes
         shortage -= self._primary.free_slots + under_way
@@ -163,7 +159,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # While the tier is down or slow, chunks owed to the tier must not fill the pool.
+                # Do not owe chunks to a tier that is down or slow: they would fill the pool.
                 tier.client.drop_stores(len(owed))
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -174,7 +170,7 @@ class Cascade:
         )
 
     def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
-        """Apply the verdicts of a store; the store's chunks are no longer owed to the tier."""
+        """Apply the verdicts of a store. Its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
         for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
@@ -190,7 +186,7 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that the tier no longer has the chunks, so that the tier can get them again."""
+        """Record that the tier has lost the chunks, so that it can get them again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
@@ -241,7 +237,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return slots marked as failed for a tier, up to the tier's room; clear these marks."""
+        """Return as many slots marked as failed for a tier as fit its queue; clear their marks."""
         if not tier.client.takes_stores:
             return []
         failed = [

@@ -1,4 +1,4 @@
-"""Carries out what callers and operators ask for: leases, prefetches, ends of sessions."""
+"""Carries out hints of callers and operators: grants leases, prefetches, and ends sessions."""
 
 from __future__ import annotations
 
@@ -24,23 +24,19 @@ from kvtier_sdk.tiering.sessions import Sessions
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
-#: The most receipts to keep until the engine takes them.
-_MOST_RECEIPTS: Final = 1024
-#: Chunks of sessions to remember, for each slot.
-_REMEMBERED: Final = 16
-#: How long a prefetch may take if no turn is expected at a known time, and how long its chunks are
-#: kept for a turn that comes later than expected.
-_PREFETCH_S: Final = 60.0
+_MOST_RECEIPTS: Final = 1024  # the most receipts to keep until the engine takes them
+_REMEMBERED: Final = 16  # session chunks to remember, per slot
+_PREFETCH_S: Final = 60.0  # from the expected turn to the end of a prefetch and of its leases
 
 
 @dataclass(eq=False)
 class OperatorHint:
-    """A hint that an operator gives for a session.
+    """An operator's hint for a session.
 
     Attributes:
-        hint: what is asked for.
-        session: the session that is meant.
-        tenant: whose session it is.
+        hint: the hint to carry out.
+        session: the session to which the hint applies.
+        tenant: the session's tenant.
         receipt: the latest receipt; ``None`` until the engine's next step.
     """
 
@@ -51,11 +47,7 @@ class OperatorHint:
 
 
 class HintExecutor:
-    """Carries out hints within their budgets, and writes a receipt for each.
-
-    ``max_duration_s`` is the longest lease, and the latest turn before which chunks are loaded.
-    ``end_request`` is called with the request of a prefetch that has ended.
-    """
+    """An executor that carries out hints within the leases' budget, and writes their receipts."""
 
     def __init__(
         self,
@@ -72,7 +64,7 @@ class HintExecutor:
         self._leases = primary.leases
         self._tiers = tiers
         self._clock = clock
-        self.max_duration_s: float = inf
+        self.max_duration_s: float = inf  # of a lease, and of the wait for a prefetch's turn
         self._log = TierLog(PRIMARY, clock)
         self._sessions = Sessions(_REMEMBERED * len(primary.slots))
         self._prefetcher = Prefetcher(
@@ -80,8 +72,7 @@ class HintExecutor:
             *(self._keep_prefetched, self._note_prefetched, end_request),
         )
         self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
-        # Any thread may append.
-        self._of_operator: deque[OperatorHint] = deque()
+        self._of_operator: deque[OperatorHint] = deque()  # any thread may append
         self._operator_prefetches: dict[Prefetch, OperatorHint] = {}
 
     @property
@@ -98,20 +89,20 @@ class HintExecutor:
         self._of_operator.append(hint)
 
     def begin(self, request: RequestContext) -> None:
-        """Record that a session's next turn has come."""
+        """Cancel the prefetches of a request's session, because its next turn has come."""
         if request.session is not None and self._prefetcher.waiting:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out the hints of a request that has ended; ``ends`` is empty if unknown."""
+        """Carry out an ended request's hints; ``ends`` is empty if the chunks' ends are unknown."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
-        # An engine need not offload the answer.
+        # Skip the last chunks of the answer if the engine did not offload them.
         while named and keys[-1] not in named and keys[-1] not in self._primary.by_key:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # The step that ends leases may not have begun, and a use must not revive a lease.
+            # Past leases normally end when a step begins. End them now, so that no use renews them.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))
@@ -121,14 +112,13 @@ class HintExecutor:
             self._carry_out(hint, request, keys, ends, state.tiers)
 
     def step(self) -> None:
-        """Carry out what an operator has asked for, and the prefetches that are due."""
+        """Carry out the operators' hints, and the prefetches that are due."""
         while self._of_operator:
             self._carry_out_for_operator(self._of_operator.popleft())
         if self._prefetcher.waiting:
             self._prefetcher.step()
 
     def reset(self) -> None:
-        """Forget all prefetches, because the primary tier is empty."""
         for prefetch in list(self._prefetcher.waiting):
             self._prefetcher.end(prefetch, "the pool was emptied")
 
@@ -204,7 +194,7 @@ class HintExecutor:
         for key in self._sessions.own_chunks(request.tenant, request.session):
             slot = by_key.get(key)
             if slot is not None and slot.offers is not None:
-                # No tier need store what nobody will load.
+                # No request will load these chunks, so no tier needs to store them.
                 slot.offers.owed = 0
         self._sessions.forget(request.tenant, request.session)
 
@@ -215,7 +205,7 @@ class HintExecutor:
         wait_s = 0.0
         if hint.session is not None:
             keys = self._sessions.chunks(request.tenant, hint.session)
-            # The turn that ends the prefetch is that session's.
+            # The next turn of the named session ends the prefetch, so use that session's name.
             request = RequestContext(
                 request.request_id, session=hint.session, tenant=request.tenant
             )
@@ -306,10 +296,9 @@ def _owner(request: RequestContext) -> str:
 
 
 def _within(ends: Mapping[OffloadKey, int], tokens: tuple[int, int]) -> Iterator[OffloadKey]:
-    """Yield the chunks that have a token of a range."""
+    """Yield the chunks that have a token in the range ``tokens``."""
     first, stop = tokens
-    # The end of the latest chunk of each group.
-    begins: dict[bytes, int] = {}
+    begins: dict[bytes, int] = {}  # for each group, the start of its next chunk
     for key, end in ends.items():
         group = key[-GROUP_BYTES:]
         if end > first and begins.get(group, 0) < stop:

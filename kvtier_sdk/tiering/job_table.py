@@ -1,4 +1,4 @@
-"""A tier's unreleased jobs, and the chunks that the tier removed during these jobs."""
+"""A table of a tier's unreleased jobs and of the chunks that the tier removes meanwhile."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MOVES = (Operation.STORE, Operation.LOAD)
 
 
 class JobTable:
-    """A tier's jobs and removals. A quarantined job has a result, but its I/O may still run."""
+    """A tier's unreleased jobs. A quarantined job has a result, but its I/O may still run."""
 
     def __init__(self) -> None:
         self._running: dict[int, Job] = {}
         self._quarantined: dict[int, Job] = {}
-        # For each running store or load, its chunks that were removed since its begin: perhaps
-        # after the job's I/O, so they count as removed.
+        # For each running store or load, the job's chunks that the tier has removed since the job
+        # began. They count as removed, because the removal may have followed the job's I/O.
         self._gone: dict[int, set[OffloadKey]] = {}
 
     def __bool__(self) -> bool:
@@ -51,12 +51,12 @@ class JobTable:
         return self._quarantined.pop(job_id, None)
 
     def note_removed(self, keys: Iterable[OffloadKey]) -> None:
-        # Keep a job's own chunks only, because a tier can remove many while many jobs wait.
+        # Record only each job's own chunks, because a tier can remove many chunks during many jobs.
         removed = set(keys)
         for job_id, gone in self._gone.items():
             gone.update(removed.intersection(self._running[job_id].keys))
 
     def without_removed(self, job: Job, keys: list[OffloadKey]) -> list[OffloadKey]:
-        """Return the ``keys`` that have not left the tier since the begin of a job that ends."""
+        """Return the ``keys`` that the tier did not remove during ``job``, which has just ended."""
         gone = self._gone.pop(job.job_id, None)
         return [key for key in keys if key not in gone] if gone else keys

@@ -9,8 +9,7 @@ from typing import Final
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: The most chunks to remember per tier. Each takes 8 bytes, so the table takes 1 MiB.
-_PLACES = 2**17
+_PLACES = 2**17  # the most chunks to remember per tier; at 8 bytes each, the table takes 1 MiB
 
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
@@ -18,10 +17,9 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 
 
 class KnownChunks:
-    """A fixed-size table of hashed keys. A newer hash may replace an older one.
+    """A fixed-size table of hashed keys, in which a newer hash may replace an older one.
 
-    Two keys with the same hash count as the same chunk. So a chunk can wrongly count as known; its
-    load then finds nothing, as if the tier had lost the chunk.
+    If two keys have the same hash, a chunk can wrongly count as known. Its load then fails.
     """
 
     def __init__(self) -> None:
@@ -59,10 +57,10 @@ class KnownChunks:
             self._hashes[hashed % _PLACES] = hashed
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Apply a load's verdicts; chunks outside ``present`` were removed during the load."""
+        """Apply a load's verdicts. The tier removed the chunks that are not ``present``."""
         if _NOT_FOUND in verdicts or _TIMEOUT in verdicts:
-            # Forget all chunks, so that loads need lookups. After a loss, more chunks may be lost.
-            # After a timeout, the tier may hang, and a lookup detects a hang sooner than a load.
+            # Forget all chunks, so that lookups precede loads again. If one chunk is lost, others
+            # may be lost too. After a timeout the tier may hang, which a lookup detects sooner.
             self.clear()
         elif verdicts.count(_OK) == len(verdicts):
             self.found(job, present)

@@ -1,4 +1,4 @@
-"""Leases: chunks that stay in the primary tier for a time, whatever the policy thinks of them."""
+"""Leases, which keep chunks in the primary tier for a time, regardless of the eviction policy."""
 
 from __future__ import annotations
 
@@ -12,39 +12,37 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, eq=False)
 class Lease:
-    """The terms on which chunks are held, within the ``tenant``'s share of the budget."""
+    """The conditions under which the primary tier holds chunks for a ``tenant``."""
 
     tenant: str
-    # The session, or the request if that is not named, which may replace the lease.
-    owner: str
-    # Each use of a chunk renews its lease to last at least this long; 0.0 for never.
+    owner: str  # the session's name, or the request's id if it names no session
+    # Each use of a chunk extends its lease to at least this long after the use; 0.0 disables this.
     renewal_s: float
-    # The chunks may be evicted if nothing else can be, lowest priority first; never if ``None``.
+    # The chunks are evicted after all others, lowest priority first. ``None`` prevents eviction.
     priority: int | None
-    # True if a prefetch holds the chunks, whose leases the owner's pins outlive.
+    # True if a prefetch holds the chunks. The lease ends when the turn that uses them ends.
     is_prefetch: bool = False
 
 
 class Leases:
-    """The leases of all tenants, who share one budget.
+    """The leases of all tenants, which share one budget of chunks.
 
-    A tenant may use what the others leave. If one asks for more than is left, the tenants that have
-    more than an equal share of the budget lose the leases that would end first, down to that share.
+    A tenant may use the whole budget that other tenants leave free. If another tenant needs its
+    equal share of the budget, tenants above their share lose the leases that would end first.
 
-    A chunk has one lease. A newer one replaces it if it holds the chunk faster, or as fast and for
-    longer, or if its owner is the same.
+    A chunk has one lease. A new lease replaces an old one if both have the same owner, if the new
+    one has a higher priority, or if the priorities are equal and the new one ends later.
     """
 
     def __init__(self, budget: int = 0) -> None:
         self.budget = budget
         self.held: dict[OffloadKey, Lease] = {}
-        # The end of each chunk's lease, by tenant.
-        self._until_s: dict[str, dict[OffloadKey, float]] = {}
-        # The ends in order. Those of renewed and replaced leases are outdated.
+        self._until_s: dict[str, dict[OffloadKey, float]] = {}  # by tenant, each lease's end
+        # A heap of the leases' ends. It may contain outdated ends of renewed or replaced leases.
         self._ends: list[tuple[float, OffloadKey]] = []
 
     def grant(self, keys: Iterable[OffloadKey], lease: Lease, until_s: float) -> int:
-        """Hold chunks of the primary tier, from the first until the budget ends; count the held."""
+        """Lease as many leading chunks as fit the budget; return how many now have a lease."""
         keys = list(dict.fromkeys(keys))
         own = self._until_s.setdefault(lease.tenant, {})
         held = self.held
@@ -70,7 +68,7 @@ class Leases:
         return granted
 
     def renew(self, keys: Iterable[OffloadKey], now_s: float) -> None:
-        """Record a use of chunks, which renews their pins."""
+        """Record a use of chunks, which extends their pins."""
         for key in keys:
             lease = self.held.get(key)
             if lease is not None and lease.renewal_s:
@@ -89,7 +87,6 @@ class Leases:
             self._ends.clear()
 
     def expire(self, now_s: float) -> None:
-        """End the leases whose time is over."""
         ends = self._ends
         over = []
         while ends and ends[0][0] <= now_s:
@@ -113,14 +110,14 @@ class Leases:
         return [key for key in self._until_s.get(tenant, ()) if self.held[key].owner == owner]
 
     def prefetched(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
-        """Return the chunks of ``keys`` that prefetches hold for an owner."""
+        """Return those ``keys`` that a prefetch holds for this owner."""
         own, held = self._until_s.get(tenant, ()), self.held
         return [
             key for key in keys if key in own and held[key].is_prefetch and held[key].owner == owner
         ]
 
     def retained(self) -> Sequence[OffloadKey]:
-        """Return the held chunks that may be evicted, the least wanted first."""
+        """Return the held chunks that may be evicted, lowest priority first."""
         found = [
             (lease.priority, self._until_s[lease.tenant][key], key)
             for key, lease in self.held.items()
@@ -131,12 +128,12 @@ class Leases:
     def _is_better(self, old: Lease, old_s: float, new: Lease, new_s: float) -> bool:
         if (old.tenant, old.owner, old.is_prefetch) == (new.tenant, new.owner, new.is_prefetch):
             return False
-        # A retained range that lasts longer must not let a pinned chunk go.
+        # A retained range must not replace a pin, even if the range lasts longer.
         old_rank, new_rank = _rank(old), _rank(new)
         return old_rank > new_rank or (old_rank == new_rank and old_s >= new_s)
 
     def _make_room(self, own: dict[OffloadKey, float], keys: Sequence[OffloadKey]) -> int:
-        """Take leases from tenants that have more than their share; return how many fit now."""
+        """End leases of tenants above their share; return how many new leases fit the budget."""
         asked = set(keys)
         wanted = sum(key not in self.held for key in keys)
         room = self.budget - len(self.held)
@@ -146,13 +143,13 @@ class Leases:
             excess = len(other) - share
             if lacking <= 0 or excess <= 0:
                 break
-            # A lease on a wanted chunk makes no room: the chunk would need a lease again.
+            # Ending a requested chunk's lease makes no room, because the chunk needs a new one.
             others = [key for key in other if key not in asked]
             lost = nsmallest(min(lacking, excess), others, key=other.__getitem__)
             room += len(lost)
             for key in lost:
                 del self.held[key], other[key]
-        # A budget that was lowered may be exceeded.
+        # The room is negative if the budget was lowered below the number of held chunks.
         return max(0, room)
 
 

@@ -1,4 +1,4 @@
-"""The tiering manager: the interface of an engine's scheduler to all tiers."""
+"""The tiering manager, through which an engine's scheduler uses all tiers."""
 
 from __future__ import annotations
 
@@ -59,22 +59,23 @@ class TieringManager:
         pool: the slots' memory, which the caller closes after :meth:`shutdown`.
         policy: chooses the chunks to evict from the primary tier.
         clock: the source of time.
-        store_reserve: fraction of the slots, 0.0 to 1.0, that loads from tiers leave to stores. If
-            a tier gets chunks just before their eviction, this fraction is also kept free.
+        store_reserve: fraction of the slots, 0.0 to 1.0, that loads from tiers leave free for
+            stores. If a tier gets chunks just before their eviction, this fraction is also kept
+            free.
         events: true to collect events, which the engine must take with :meth:`take_events`.
         one_copy: true to let a request wait while another request copies the same chunk to the
             device, so that one copy serves both; false if the engine already does this.
-        recompute_s: seconds that the engine takes to compute a chunk; measured if ``None``. A chunk
+        recompute_s: seconds that the engine needs to compute a chunk; measured if ``None``. A chunk
             that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
             chunk.
-        namespace: tells how many tokens a hit saves.
+        namespace: the engine's namespace, which determines the number of tokens that a hit saves.
         recorder: traces each finished request and its chunks. The caller closes the recorder.
-        hint_share: fraction of the slots that hints can hold at most, such as pins; they leave the
-            reserve to stores.
+        hint_share: largest fraction of the slots that hints, such as pins, can hold. Hints cannot
+            use the reserve for stores.
         hint_duration_s: the longest time for which hints can hold a chunk.
-        policy_now_s: returns the time that the policy sees, for a replay that does not wait
-            between its requests; the clock's time if ``None``.
-        announce: gets the primary tier's events for routers.
+        policy_now_s: returns the time for the policy, if a replay does not wait between requests;
+            the policy gets the clock's time if ``None``.
+        announce: called with each event of the primary tier, for routers.
     """
 
     def __init__(
@@ -104,11 +105,9 @@ class TieringManager:
         self._primary = PrimaryTier(
             *(pool.slots, pool.chunk_bytes, policy), events=events, announce=announce
         )
-        # A second reference to the primary tier's table, which saves an attribute access per chunk.
-        self._by_key = self._primary.by_key
+        self._by_key = self._primary.by_key  # saves an attribute access per chunk
         self.savings = Savings(self._primary.stats, namespace or Namespace({}), recompute_s)
-        # The number of requests that have not finished.
-        self._alive = 0
+        self._alive = 0  # requests that have not finished
         self._tiers: list[ManagedTier] = []
         self._promotions = Promotions(self._primary, limit=pool.slots - reserve)
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
@@ -121,8 +120,7 @@ class TieringManager:
         self._most_leased = pool.slots - reserve
         self.limit_hints(hint_share, hint_duration_s)
         self._uses = Uses(self._primary, policy, self._tiers, self._requests)
-        # Slots that may still be read or written by copies that began before a reset.
-        self._stale_copies: list[Slot] = []
+        self._stale_copies: list[Slot] = []  # the slots of copies that began before a reset
         self._collected = False
         self._now_s = 0.0
         self._read_clock()
@@ -130,7 +128,7 @@ class TieringManager:
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
 
-        ``spec`` describes the tier. The manager owns the tier's ``runner`` from now on.
+        ``spec`` describes the tier. The manager takes over the tier's ``runner``.
 
         Raises:
             ConfigError: another tier has the same name, or a setting cannot work.
@@ -150,7 +148,7 @@ class TieringManager:
             ),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
-            # Queued chunks are pinned, so without a limit a slow tier could pin a whole small pool.
+            # Queued chunks are pinned. Without a limit, a slow tier could pin all of a small pool.
             max_store_bytes=(self._pool.slots + 1) // 2 * self._pool.chunk_bytes,
             events=self._primary.events.is_enabled,
             note_of=None if self._primary.announce is None else self._primary.note_of,
@@ -163,12 +161,12 @@ class TieringManager:
 
     @property
     def headroom_slots(self) -> int:
-        """Number of slots to keep free if some tier gets chunks just before their eviction."""
+        """Number of slots kept free if a tier gets chunks just before their eviction."""
         return self._cascade.headroom_slots
 
     @property
     def stats(self) -> list[TierStats]:
-        """Live counters of the primary tier, then of each secondary tier in order."""
+        """Live metrics of the primary tier, then of each secondary tier in order."""
         self._primary.note_use()
         return [self._primary.stats, *(tier.client.stats for tier in self._tiers)]
 
@@ -179,7 +177,7 @@ class TieringManager:
 
     @property
     def last_step_s(self) -> float:
-        """Clock time at which the manager last polled the tiers' reports."""
+        """Clock time of the manager's last poll of the tiers."""
         return self._now_s
 
     def samples(self) -> list[Sample]:
@@ -200,7 +198,7 @@ class TieringManager:
         return self._primary.usage(held)
 
     def left_over(self) -> dict[str, int]:
-        """Count pins, used slots, requests and jobs; all counts are 0 once all work has ended."""
+        """Count pins, used slots, requests and jobs. All counts are 0 after all work has ended."""
         usage = self.usage()
         return {
             "pins": self._primary.pins,
@@ -239,8 +237,8 @@ class TieringManager:
 
         Returns:
             ``HIT``: the chunk is readable, and ``prepare_load`` in this step succeeds.
-            ``HIT_PENDING``: the chunk is on its way into the primary tier; ask again next step.
-            ``RETRY``: a tier has not answered yet, or a load begins at the end of the step; ask
+            ``HIT_PENDING``: the chunk will soon be readable; ask again next step.
+            ``RETRY``: a tier has not answered yet, or a load will begin at the end of the step; ask
             again next step. The lookup deadline limits this wait, unless the request is put off
             (:meth:`is_put_off`). ``MISS``: recompute the chunk.
 
@@ -268,20 +266,20 @@ class TieringManager:
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
-        """Return true if nothing that a request waits for has changed since its last lookups.
+        """Return true if a request waits, and nothing has changed since its last lookups.
 
-        While the result is true, further lookups would not end the wait, so the engine can skip
-        them. During the wait, the request's readable chunks may be evicted. If no chunk of the
-        request is pending, the result is false, and the engine should look the chunks up.
+        While the result is true, the engine can skip the request's lookups, because their results
+        would not change. During the wait, the request's readable chunks may be evicted. If no chunk
+        of the request is pending, the result is false, and the engine should look the chunks up.
         """
         return self._wait_of(self._state(request)) is not None
 
     def is_put_off(self, request: RequestContext) -> bool:
         """Return true if a request's lookups must wait for the lookups of earlier requests.
 
-        The tiers are asked for at most about 16,000 chunks at once, so that a step with thousands
-        of new requests takes no longer than other steps. Requests beyond this limit are put off:
-        the tiers are asked for their chunks only in a later step.
+        The manager looks up at most about 16,000 chunks at once, so that a step with thousands of
+        new requests takes no longer than other steps. It puts off requests beyond this limit, and
+        looks up their chunks in a later step.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -292,9 +290,9 @@ class TieringManager:
         """Look up the chunks of a prefix from the start to the first miss.
 
         Returns:
-            Two values: the number of chunks before the first miss that are readable or on their
-            way, and true if an answer or a chunk is pending. If so, the engine should ask again
-            next step. While nothing has changed, that call repeats the result without new lookups.
+            The number of chunks before the first miss, and true if an answer or a chunk is still
+            pending. If it is true, the engine should call this method again next step. While
+            nothing has changed, the call returns the same result without new lookups.
 
         ::
 
@@ -315,7 +313,7 @@ class TieringManager:
                 break
             if result is not _HIT:
                 pending = True
-            # After a RETRY the scan goes on, so that one step asks the tiers for the whole prefix.
+            # Go on after a RETRY, so that one step looks up the whole prefix.
             if result is not _RETRY:
                 hits += 1
             elif state.turn != self._primary.step and self.is_put_off(request):
@@ -332,7 +330,7 @@ class TieringManager:
             request: the request, which holds the pins until :meth:`complete_load`.
 
         Raises:
-            KVTierError: a chunk is not readable, or the request is unknown; nothing is pinned.
+            KVTierError: a chunk is not readable, or the request is unknown; no chunk is pinned.
         """
         state = self._state(request)
         by_key = self._by_key
@@ -345,7 +343,7 @@ class TieringManager:
         state.begin_copies(keys, slots)
         sources = []
         for key in keys:
-            # A chunk that was promoted for this request counts as a hit of the tier that had it.
+            # A chunk that was promoted for this request counts as a hit of its source tier.
             if key in state.claims:
                 sources.append(self._promotions.let_go(key, state))
             else:
@@ -356,9 +354,9 @@ class TieringManager:
         return LoadSpec([slot.index for slot in slots], sources)
 
     def complete_load(self, keys: Collection[OffloadKey], request: RequestContext) -> None:
-        """End the copies of ``keys`` to the device, whether they succeeded or failed.
+        """End the copies of ``keys`` to the device, after success or failure.
 
-        An unknown ``request`` and chunks that were not prepared for the request are ignored.
+        The method ignores an unknown ``request``, and chunks that were not prepared for it.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -398,7 +396,7 @@ class TieringManager:
             request: the request, which holds the slots until :meth:`complete_store`.
 
         Returns:
-            The chunks to store and their slots. If slots are few, the first keys get them.
+            The chunks to store and their slots. If slots run out, the first keys get them.
 
         Raises:
             KVTierError: the request is unknown, or a key is not ``bytes``; no slot is taken.
@@ -414,7 +412,7 @@ class TieringManager:
             self._collect()
         if len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
-            # The request computes these chunks again, because a chunk before them is missing.
+            # The request computes these chunks again, because it lacks an earlier chunk.
             self._uses.note([slot.key for slot in present], state.context)
             if self._cascade.tracks and not state.context.is_over:
                 self._cascade.include(present, state.context)
@@ -430,17 +428,17 @@ class TieringManager:
             self.savings.rate.named(len(new), self._clock.now_s())
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
-    def describe(self, key: OffloadKey, note: ChunkNote) -> None:
-        """Attach a ``note`` for routers to the chunk ``key`` that is being stored."""
-        self._primary.by_key[key].note = note.encode()
+    def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
+        """Attach the note of ``make_note`` to the pool's chunk ``key``, if it has no note yet."""
+        self._primary.describe(key, make_note)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make chunks that the device has written readable, and offer the chunks to the tiers.
+        """Make ``keys`` readable once the device has written them, and offer them to the tiers.
 
-        If ``success`` is false, the chunks (``keys``) are dropped. An unknown ``request`` and
-        chunks that were not prepared for the request are ignored.
+        If ``success`` is false, the chunks are dropped. The method ignores an unknown ``request``,
+        and chunks that were not prepared for the request.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -469,20 +467,20 @@ class TieringManager:
         *,
         stop: str | None = None,
     ) -> None:
-        """End a complete or aborted request; only the two ``complete`` calls may come after this.
+        """End a complete or aborted request; only the two ``complete`` calls may follow.
 
         The request's pins are released, except the pins of running copies. The request's stores
-        are handed to the tiers at once, because the engine may make no further step.
+        are handed to the tiers now, because the engine may make no further step.
 
         Args:
             request: the request; an unknown request is ignored.
-            end_tokens: for a trace and for hints, maps each chunk of the request, in prefix order,
-                to the number of tokens up to the chunk's end. Chunks that were on the device are
-                included. The caller must not change the mapping afterwards. Without ``end_tokens``
-                a trace has no lengths, no hint can name tokens, and both lack the chunks that were
-                neither looked up nor stored.
-            stop: why the answer ended, such as ``"tool_use"``. The policy learns for each ``stop``
-                when the next turn comes.
+            end_tokens: maps each chunk of the request, in prefix order, to the number of tokens up
+                to the chunk's end; includes chunks that were on the device. Traces and hints use
+                the mapping, which the caller must not change afterwards. Without it, both omit
+                chunks that were neither looked up nor stored, traces have no lengths, and hints
+                cannot name tokens.
+            stop: the reason why the answer ended, such as ``"tool_use"``. The policy learns for
+                each reason when the next turn comes.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -516,7 +514,7 @@ class TieringManager:
                 self._requests[request_id].forget_answers()
         self._uses.tell()
         self._hints.step()
-        # The engine may make no further step, and the policy counts the time since a request's end.
+        # Report ended prefetches now, because the engine may make no further step.
         self._uses.tell_ends()
         self.savings.step_ended(self._now_s)
         self._cascade.keep_headroom()
@@ -534,11 +532,11 @@ class TieringManager:
         return has_work or self._cascade.behind or self._hints.has_work
 
     def take_receipts(self) -> list[Receipt]:
-        """Return the hints' receipts since the last call, oldest first; 1,024 are kept."""
+        """Return the receipts since the last call, oldest first. At most 1,024 are kept."""
         return self._hints.take_receipts()
 
     def limit_hints(self, share: float, duration_s: float) -> None:
-        """Limit later hints to a ``share`` and a ``duration_s``; any thread may call this."""
+        """Limit later hints to ``share`` of slots and ``duration_s``. Any thread may call this."""
         self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
         self._hints.max_duration_s = duration_s
 
@@ -547,12 +545,12 @@ class TieringManager:
         self._hints.ask(hint)
 
     def take_events(self) -> list[OffloadingEvent]:
-        """Return the events since the last call, tier by tier, each tier's oldest event first."""
+        """Return the events since the last call, grouped by tier, and oldest first in each tier."""
         events = [self._primary.events.take(), *(t.client.take_events() for t in self._tiers)]
         return list(itertools.chain.from_iterable(events))
 
     def reset_cache(self, scope: ResetScope = ResetScope.PRIMARY) -> None:
-        """Forget all cached chunks; lookups after this call find no chunk in the primary tier.
+        """Forget all cached chunks, so that later lookups cannot find them in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
         must not call ``complete`` methods for copies prepared before the reset. Their slots are not
@@ -560,8 +558,8 @@ class TieringManager:
 
         With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
         gets no lookups, loads or stores until all chunks of the namespace are deleted from the
-        tier; a failed deletion is tried again. Chunks that other engines store in a shared tier
-        during the deletion may stay.
+        tier; a failed deletion is retried. Chunks that other engines store in a shared tier during
+        the deletion may stay.
 
         Args:
             scope: the tiers to empty.
@@ -597,14 +595,14 @@ class TieringManager:
             self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Let running stores finish, close the tiers, and forget all requests.
+        """Wait for running stores, close the tiers, and forget all requests.
 
         Args:
-            timeout_s: seconds allowed for draining each tier, and as many for closing it.
+            timeout_s: seconds allowed for draining each tier, and again for closing it.
         """
         self._flush()
         with contextlib.ExitStack() as closing:
-            # An interrupt while one tier closes must not leave the other tiers open.
+            # Close the other tiers even if an interrupt arrives while one tier closes.
             for tier in reversed(self._tiers):
                 closing.callback(tier.client.close, timeout_s)
         self._requests.clear()

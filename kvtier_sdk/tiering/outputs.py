@@ -27,7 +27,7 @@ class PrepareStoreOutput:
     """The chunks to store, and their slots.
 
     Attributes:
-        keys_to_store: the keys that are new and got a slot, in the order given.
+        keys_to_store: the new keys that got a slot, in the given order.
         slots: one slot index for each key in ``keys_to_store``.
         evicted_keys: keys of chunks that the primary tier evicted to make room.
         rejected_keys: new keys that got no slot, because the primary tier had no room.
@@ -49,7 +49,7 @@ class ResetScope(Enum):
 
 
 class MissReason(Enum):
-    """The reason for a ``MISS``; the member's value is the label in the metric of misses."""
+    """The reason for a ``MISS``; each value is a label in the metric of misses."""
 
     #: No tier has the chunk.
     ABSENT = "absent"

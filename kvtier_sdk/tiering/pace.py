@@ -12,10 +12,9 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 #: stores holds at most the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
-#: Weight of the newest sample in the running mean of the speed of loads.
-_NEWEST_WEIGHT = 0.2
-#: A tier that seems too slow gets no loads, so no new sample could correct the estimate. After
-#: this long without a sample, the estimate is ignored, and the tier gets loads again.
+_NEWEST_WEIGHT = 0.2  # of the newest sample in the running mean of the speed of loads
+#: An estimate without a new sample expires after this long. Otherwise a tier that seemed too slow
+#: would get no loads, and so no sample could correct the estimate.
 _LIFE_S = 10.0
 
 _LOAD: Final = Operation.LOAD
@@ -26,18 +25,16 @@ _TIMEOUT: Final = Verdict.TIMEOUT
 class Pace:
     def __init__(self, options: RunnerOptions, chunk_bytes: int) -> None:
         call_bytes = max(chunk_bytes, options.max_batch_bytes)
-        # The bytes that the tier can store in SLOW_S, at its measured speed.
+        # The bytes that the tier can store in SLOW_S, at the measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
-        # For stores and for loads, the number of running jobs and the time of the last progress.
-        # The index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
+        # The number of running stores and loads, and the times of their last progress. The index is
+        # ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the last answer, or of the last start of a load while no other load ran,
-        # whichever is later.
+        # The time of the last answer or of the first running load's start, whichever is later.
         self._heard_s = 0.0
-        # The mean speed of loads, over the time in which at least one load is running.
-        self._bytes_per_s = 0.0
+        self._bytes_per_s = 0.0  # the mean speed of loads, over the time in which a load runs
         self._pending_bytes = 0
         self._since_s = 0.0
         self._sampled_s = 0.0
@@ -71,7 +68,7 @@ class Pace:
             self._learn_store(job, result)
 
     def is_slow(self, now_s: float) -> bool:
-        """Return true if loads, or stores, have made no progress for :data:`SLOW_S`."""
+        """Return true if running loads or stores have made no progress for :data:`SLOW_S`."""
         return any(
             under_way and now_s - at_s > SLOW_S
             for under_way, at_s in zip(self._under_way, self._progress_s, strict=True)
@@ -89,7 +86,7 @@ class Pace:
 
     def _learn_load(self, loaded_bytes: int, now_s: float) -> None:
         self._pending_bytes += loaded_bytes
-        # Loads that end in the same step count as one sample.
+        # Combine loads that end in the same step into one sample.
         if now_s <= self._since_s or not self._pending_bytes:
             return
         rate = self._pending_bytes / (now_s - self._since_s)
@@ -99,8 +96,8 @@ class Pace:
         self._since_s = self._sampled_s = now_s
 
     def _learn_store(self, store: Job, result: JobResult) -> None:
-        # During this store, the tier also finished the stores ahead in the queue. A short queue may
-        # hide the tier's full speed, so a store shorter than SLOW_S can only raise the estimate.
+        # The store's duration includes the stores queued before it. A short queue may hide the
+        # tier's full speed, so a store shorter than SLOW_S can only raise the estimate.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes
         if is_faster or result.duration_s > SLOW_S:

@@ -15,13 +15,10 @@ from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
-#: The most chunks that a prefetch loads at once, and the most prefetches that wait.
-_WINDOW: Final = 64
-_MOST_WAITING: Final = 256
-#: A prefetch begins this long before the turn, plus twice the time that its loads should take, plus
-#: the steps that each of its windows takes.
-_LEAD_S: Final = 1.0
-_WINDOW_S: Final = 0.1
+_WINDOW: Final = 64  # the most chunks that a prefetch loads at once
+_MOST_WAITING: Final = 256  # the most prefetches that wait
+_LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
+_WINDOW_S: Final = 0.1  # and earlier by this time for each window
 
 _LOADING: Final = SlotState.LOADING
 _MISS: Final = LookupResult.MISS
@@ -29,27 +26,22 @@ _MISS: Final = LookupResult.MISS
 
 @dataclass(eq=False)
 class Prefetch:
-    """The chunks of one session, to be loaded before its next turn, expected at ``turn_s``.
+    """A session's chunks to load before its next turn, which is expected at ``turn_s``."""
 
-    ``request`` has asked for the prefetch, and ``loading`` is made for the loads.
-    """
-
-    request: RequestContext
-    # The chunks that a tier may have, in prefix order.
-    keys: Sequence[OffloadKey]
+    request: RequestContext  # the request with the hint
+    keys: Sequence[OffloadKey]  # the chunks that a tier may have, in prefix order
     tiers: int
     turn_s: float
     until_s: float
     wanted: int = field(init=False)
-    # Number of chunks, from the first on, that are in the primary tier.
-    place: int = 0
-    loading: RequestState | None = None
+    place: int = 0  # the number of leading chunks that are in the primary tier
+    loading: RequestState | None = None  # an internal request, for which the chunks are loaded
 
     def __post_init__(self) -> None:
         self.wanted = len(self.keys)
 
     def forget_from(self, missing: OffloadKey) -> None:
-        """Forget a chunk that no tier has, and those after it, which are useless without it."""
+        """Forget a chunk that no tier has, and the later chunks, which are useless without it."""
         group = missing[-GROUP_BYTES:]
         at = self.keys.index(missing, self.place)
         rest = [key for key in self.keys[at:] if key[-GROUP_BYTES:] != group]
@@ -58,9 +50,9 @@ class Prefetch:
 
 @dataclass(eq=False)
 class Prefetcher:
-    """A loader of chunks that no request waits for.
+    """A loader of chunks that no request has asked for yet.
 
-    It loads few chunks at a time, and only while no load of a request is queued, so that a request
+    It loads one window of chunks at a time, and only while no other loads are queued. So a request
     waits for at most one window of chunks that it does not need.
     """
 
@@ -69,10 +61,9 @@ class Prefetcher:
     _promotions: Promotions
     _tiers: Sequence[ManagedTier]
     _requests: dict[str, RequestState]
-    # Called with chunks that are in the primary tier; returns how many of them may stay. If some
-    # may not, the prefetch ends.
+    # Leases loaded chunks; returns how many. The prefetch ends if a chunk gets no lease.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
-    # Called with a prefetch that has ended, and with the reason if it was given up.
+    # Receives a prefetch that has ended, and the reason if the prefetch was given up.
     _ended: Callable[[Prefetch, str], None]
     _end_request: Callable[[RequestState], None]
     waiting: list[Prefetch] = field(default_factory=list)
@@ -83,15 +74,14 @@ class Prefetcher:
 
     @property
     def is_due(self) -> bool:
-        """True if a prefetch should go on in the next step."""
         return any(self._is_due(prefetch) for prefetch in self.waiting)
 
     def add(self, prefetch: Prefetch) -> bool:
-        """Queue a prefetch; return false if too many of this tenant wait already."""
+        """Queue a prefetch; return false if too many prefetches of the tenant already wait."""
         tenants = [other.request.tenant for other in self.waiting]
         own = tenants.count(prefetch.request.tenant)
         if len(tenants) >= _MOST_WAITING:
-            # The tenant with the most makes room for one that has clearly fewer.
+            # Drop a prefetch of the tenant with the most, if this tenant has at least two fewer.
             most = max(set(tenants), key=tenants.count)
             if own + 1 >= tenants.count(most):
                 return False
@@ -102,7 +92,7 @@ class Prefetcher:
         return True
 
     def step(self) -> None:
-        """Carry on with the prefetch that is due first."""
+        """End the prefetches whose time is over, and continue the first one that is due."""
         now_s = self._primary.now_s
         for prefetch in list(self.waiting):
             if now_s > prefetch.until_s:
@@ -112,7 +102,7 @@ class Prefetcher:
                 return
 
     def drop(self, tenant: str, session: str) -> None:
-        """End the prefetches for a session whose turn has come."""
+        """End the prefetches of a session, because its turn has come."""
         for prefetch in list(self.waiting):
             request = prefetch.request
             if (request.tenant, request.session) == (tenant, session):
@@ -129,7 +119,7 @@ class Prefetcher:
 
     def _is_due(self, prefetch: Prefetch) -> bool:
         if prefetch.loading is not None:
-            # It holds claims, so it must go on even if the tiers have become faster since.
+            # A started prefetch already pins chunks, so do not postpone the rest.
             return True
         chunks = len(prefetch.keys)
         load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
@@ -153,7 +143,7 @@ class Prefetcher:
             self.end(prefetch)
 
     def _is_loading(self) -> bool:
-        """Return true if loads are queued, or begin at the end of this step without a lookup."""
+        """Return true if loads are queued or running, or will start when this step ends."""
         if any(pending.is_known for pending in self._search.lookups.new):
             return True
         return any(tier.client.load_bytes for tier in self._tiers)
@@ -173,7 +163,7 @@ class Prefetcher:
         return state
 
     def _look_up(self, prefetch: Prefetch, keys: Sequence[OffloadKey], state: RequestState) -> bool:
-        """Look up chunks; return true if some of them are not here yet, or are in no tier."""
+        """Look up chunks; return false once all chunks are in the primary tier."""
         pending = False
         for key in keys:
             slot = self._primary.by_key.get(key)

@@ -1,4 +1,4 @@
-"""Loads chunks from the tiers into the primary tier, for the requests that need the chunks."""
+"""Loads chunks from the secondary tiers into the primary tier."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-#: The most failed loads to remember. A request with an older lookup does not repeat the load.
-_MOST_FAILED = 4096
+_MOST_FAILED = 4096  # failed loads to remember, so that earlier lookups do not repeat the loads
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING
@@ -22,17 +21,16 @@ _LOADING: Final = SlotState.LOADING
 class Promotions:
     """The chunks that are being loaded into slots, or were loaded and wait for their requests.
 
-    A request *claims* each chunk that is promoted for it; the claim pins the slot until the request
-    uses the chunk. A slot has a ``Promotion`` while the slot is loading, claimed, or in quarantine
-    after a failed load. The number of promotions is limited, so that many waiting requests leave
-    slots for the stores of running requests.
+    A request *claims* each chunk that is promoted for it. The claim pins the slot until the request
+    uses the chunk. A slot has a ``Promotion`` while it is loading, claimed, or in quarantine after
+    a failed load. The number of promotions is limited, to leave slots for stores.
     """
 
     def __init__(self, primary: PrimaryTier, limit: int) -> None:
         self._primary = primary
         self._limit = limit
         self._occupied = 0
-        # Maps a chunk and a tier to the step of their last failed load; the newest failure is last.
+        # For each chunk and tier, the step of the last failed load, in chronological order.
         self.failed: OrderedDict[tuple[OffloadKey, int], int] = OrderedDict()
 
     def start(
@@ -42,8 +40,8 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Queue loads of the first chunks, until slots run out; return the number of chunks."""
-        # Leased chunks occupy slots too, and must not use up those that are left to stores.
+        """Queue loads of as many leading chunks as there are slots; return their number."""
+        # Leased chunks occupy slots too, and must not use up the reserve for stores.
         limit = self._limit - len(self._primary.leases.held)
         slots, _ = self._primary.take(max(0, min(len(keys), limit - self._occupied)))
         taken = keys[: len(slots)]
@@ -77,7 +75,7 @@ class Promotions:
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
             slot = slots[index]
-            # After a reset, the slot is no longer loading.
+            # Skip slots that are no longer loading because of a reset.
             if slot.state is _LOADING:
                 if verdict is _OK:
                     assert slot.promotion is not None
@@ -88,7 +86,7 @@ class Promotions:
         return landed
 
     def removed(self, tier: int, keys: Sequence[OffloadKey]) -> None:
-        """Record lost chunks, so that waiting requests do not load them from this tier again."""
+        """Record that a tier lost chunks, so that waiting requests look for them elsewhere."""
         for key in keys:
             slot = self._primary.by_key.get(key)
             if slot is not None and slot.state is _LOADING and slot.promotion is not None:
@@ -139,8 +137,8 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # At the next lookup, a waiting request tries the next tier that has the chunk, or asks all
-        # tiers if none was asked before this load. If no tier is left, the chunk is a miss.
+        # At its next lookup, a waiting request loads the chunk from the next tier that has it. If
+        # this load began without a lookup, the request asks all tiers first.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

@@ -15,14 +15,10 @@ _BYTES: Final = frozenset([bytes])
 
 class SlotState(Enum):
     FREE = "free"
-    #: The device is writing a chunk into the slot (a store).
-    WRITING = "writing"
-    #: A tier is writing a chunk into the slot (a promotion).
-    LOADING = "loading"
-    #: The slot holds a readable chunk, which can be evicted unless the slot is pinned.
-    READY = "ready"
-    #: The slot holds no chunk, but the holder of a pin may still read or write the slot.
-    QUARANTINED = "quarantined"
+    WRITING = "writing"  # the device is writing a chunk into the slot (a store)
+    LOADING = "loading"  # a tier is writing a chunk into the slot (a promotion)
+    READY = "ready"  # the slot holds a readable chunk, which can be evicted unless it is pinned
+    QUARANTINED = "quarantined"  # without a chunk, but the holder of a pin may still use the slot
 
 
 def check_keys(keys: Iterable[OffloadKey]) -> None:
@@ -34,38 +30,35 @@ def check_keys(keys: Iterable[OffloadKey]) -> None:
 class PendingLookup:
     """The chunks that one request looked up in one step, and the tiers' answers so far.
 
-    A set of tiers is a bit mask. Other requests that need one of these chunks share the pending
-    lookup. Each tier's job has the lookup as its tag, so that a late answer reaches this lookup and
-    not a later lookup of the same chunk.
+    A bit mask represents a set of tiers. Other requests that need one of these chunks share the
+    lookup. The lookup is the tag of each tier's job, so a late answer cannot reach a later lookup.
     """
 
     def __init__(self, request: RequestContext, waiting: int, step: int, shared: bool) -> None:
         self.request = request
         self.waiting = waiting  # tiers that have not answered
         self.step = step
-        # True if the request may ask all tiers, so that other requests may use the answers.
-        self.shared = shared
+        self.shared = shared  # true if the request may ask all tiers, so others may use the answers
         self.keys: list[OffloadKey] = []
-        # For each chunk that some tier has, the tiers that have not failed to load it.
+        # Maps each found chunk to the tiers that have it and have not failed to load it.
         self.hits: dict[OffloadKey, int] = {}
-        # After this time a missing answer counts as a miss; infinite until the tiers are asked.
-        self.deadline_s = math.inf
-        # The reason for a miss, if some tier could not be asked or has failed to answer.
+        self.deadline_s = math.inf  # of the tiers' answers; infinite until the tiers are asked
+        # The reason for a miss, if a tier could not be asked or failed to answer.
         self.doubt: str | None = None
         self.skipped = 0  # tiers that may have the chunks and could not be asked
         self.sealed = False  # true once the tiers are asked, after which no chunks are added
         self.worth_loading: bool | None = None  # ``None`` until decided
-        # True if no tier is asked, because the tiers in ``hits`` are known to have the chunks. If
-        # the load of a chunk fails, the tiers are asked for the chunk.
+        # True if no lookup is needed, because the tiers in ``hits`` are known to have the chunks.
+        # If the load of a chunk fails, a lookup follows.
         self.is_known = False
 
     def first_hit(self, key: OffloadKey, tiers: int) -> int:
-        """Return the index of the first tier in ``tiers`` that has the chunk; one must exist."""
+        """Return the index of the first tier in ``tiers`` that has the chunk."""
         mask = self.hits[key] & tiers
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return up to ``limit`` chunks from ``key`` on, while ``tier`` is their first tier."""
+        """Return the chunks from ``key`` on whose first hit is ``tier``, up to ``limit`` chunks."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -78,7 +71,6 @@ class PendingLookup:
         return run
 
     def strike(self, key: OffloadKey, tier: int) -> None:
-        """Remove a tier from the tiers that have a chunk."""
         self.hits[key] &= ~(1 << tier)
 
 
@@ -93,20 +85,18 @@ class Promotion:
 
 
 class Offers:
-    """The tiers to which one chunk was sent or must be sent. A set of tiers is a bit mask."""
+    """The tiers to which one chunk was sent or must be sent, as bit masks."""
 
     def __init__(self) -> None:
         self.hits = 0  # copies to the device since the chunk came into the primary tier
         self.sent = 0  # tiers that have the chunk or are storing it
         self.owed = 0  # tiers that must get the chunk before its eviction
-        self.failed = 0  # write-through tiers that did not get it; a later hit offers it again
-        # By index, the tiers that get the chunk once it is readable, and for which request.
+        self.failed = 0  # write-through tiers that lack the chunk, so a later hit offers it again
+        # Maps the index of each tier that waits for the chunk to the request that used the chunk.
         self.followers: dict[int, RequestContext] = {}
 
 
 class Slot:
-    """A record of one slot of the primary tier."""
-
     __slots__ = (
         "copies",
         "hit_step",
@@ -124,17 +114,16 @@ class Slot:
         self.index = index
         self.key = key  # meaningless in a free or quarantined slot
         self.state: SlotState = SlotState.FREE
-        # Uses that prevent eviction and reuse: one for the writer, and one for each copy to the
-        # device, each store into a tier, and each request's claim.
+        # The number of uses that prevent eviction and reuse: by the writer, by copies to the
+        # device, by stores into tiers, and by requests' claims.
         self.pins = 0
-        # The step in which a lookup last answered ``HIT`` for the chunk. The chunk is not evicted
-        # before this step ends, so that ``prepare_load`` finds the chunk.
+        # The step of the last ``HIT``. ``prepare_load`` must find the chunk until this step ends.
         self.hit_step = -1
         self.used_s = 0.0
         self.copies = 0  # running copies to the device
         self.promotion: Promotion | None = None  # while the chunk is loading or claimed
         self.offers: Offers | None = None  # if the cascade records them
-        self.note = b""  # what routers are told of the chunk's blocks, if the engine has said it
+        self.note = b""  # the engine's description of the chunk's blocks, for routers
 
 
 class Wait:
@@ -143,11 +132,9 @@ class Wait:
     def __init__(self, step: int) -> None:
         self.step = step
         self.latest: PendingLookup | None = None
-        # The first and the last chunk, if a whole prefix was looked up.
-        self.prefix: tuple[OffloadKey, OffloadKey] | None = None
+        self.prefix: tuple[OffloadKey, OffloadKey] | None = None  # its first and last chunk
         self.hits = 0  # chunks before the prefix's first miss that were present or loading
-        # A chunk whose lookup begins once fewer other lookups are pending.
-        self.put_off: OffloadKey | None = None
+        self.put_off: OffloadKey | None = None  # to be looked up once fewer lookups are pending
         self._lookups: list[tuple[PendingLookup, int]] = []
         self.slot: Slot | None = None
         self._key: OffloadKey = b""
@@ -158,7 +145,7 @@ class Wait:
         self._lookups.append((pending, pending.waiting))
 
     def note_slot(self, slot: Slot) -> None:
-        """Record the first slot whose chunk is not readable; a change of the slot ends the wait."""
+        """Record the first slot whose chunk is unreadable. A change of this slot ends the wait."""
         self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
@@ -173,8 +160,6 @@ class Wait:
 
 
 class RequestState:
-    """A record of one live request."""
-
     def __init__(
         self,
         context: RequestContext,
@@ -183,26 +168,23 @@ class RequestState:
         arrived_s: float = 0.0,
     ) -> None:
         self.context = context
-        # The chunks in the order of their first lookup or store, if a trace is recorded or the
-        # caller has named a session or given hints.
+        # The chunks in the order of their first lookup or store; for traces, sessions and hints.
         self.named = named
         self.tiers = tiers  # mask of the tiers that the request may ask; -1 for all
-        self.arrived_s = arrived_s  # if a trace is recorded
+        self.arrived_s = arrived_s  # for the trace
         self.turn = -1  # the last step in which the request was allowed to begin lookups
         self.asked: dict[OffloadKey, PendingLookup] = {}
-        # The pending lookup to which the new chunks of this step are added.
-        self.asking: PendingLookup | None = None
-        # A pending lookup that asks no tier; its chunks are loaded at the end of the step.
-        self.known: PendingLookup | None = None
-        # True once a load without a lookup could not begin: the tiers are asked before each load.
+        self.asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
+        self.known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
+        # True if a load without a lookup could not begin. Later loads then need lookups.
         self.asks_first = False
-        # Slots of chunks that are promoted for the request, pinned until it uses them or ends.
+        # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
         self.claims: dict[OffloadKey, Slot] = {}
         self.copies: dict[OffloadKey, list[Slot]] = {}  # the slots of running copies to the device
-        self.writes: dict[OffloadKey, Slot] = {}  # what the device is writing, in prefix order
+        self.writes: dict[OffloadKey, Slot] = {}  # slots that the device writes, in prefix order
         self.wait: Wait | None = None
         self.missed: set[OffloadKey] = set()  # so that each miss is counted once
-        self.finished = False  # true once the engine has ended it; copies and stores may still run
+        self.finished = False  # true once the engine has ended it; its copies may still run
         self.stop: str | None = None  # why the answer ended, if the engine knows
         self.is_prefetch = False  # no request needs the chunks yet, so misses are not counted
 
@@ -217,7 +199,7 @@ class RequestState:
 
     def held_slots(self) -> list[int]:
         """Return the slots that the request has claimed or is copying to the device."""
-        # Any thread may call this, so copy the tables, which the engine's thread may change.
+        # Copy the tables, because the engine's thread may change them during this call.
         held = [slot.index for slot in list(self.claims.values())] if self.claims else []
         if self.copies:
             held += [slot.index for copied in list(self.copies.values()) for slot in copied]

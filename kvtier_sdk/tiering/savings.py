@@ -1,4 +1,4 @@
-"""Counts hits, and what they save the engine: tokens, and the measured time to compute them."""
+"""Counts hits, and the tokens and the time that the hits save the engine."""
 
 from __future__ import annotations
 
@@ -10,33 +10,28 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey
 
 _BURSTS = 31
-#: An estimate needs this many bursts (see ComputeRate), because an engine's first bursts are slow.
+#: ComputeRate needs this many bursts for an estimate, because an engine's first bursts are slow.
 _FEWEST = 3
-#: A burst that is longer than this ends with the current step.
-_LONGEST_S = 1.0
-#: A burst that is shorter than this is ignored, because no model computes a prompt this fast.
-_SHORTEST_S = 0.002
+_LONGEST_S = 1.0  # a longer burst ends with the current step
+_SHORTEST_S = 0.002  # a shorter burst is ignored, because no model computes a prompt this fast
 
 
 class ComputeRate:
-    """The median time per chunk over the last bursts, weighted by each burst's number of chunks.
-
-    A burst begins with a step in which some request computes several chunks. The burst ends one
-    step after the last such step, because an engine that schedules ahead begins the next step
-    before the prompt is computed. Decoding does not begin a burst, because decoding needs many
-    steps for one chunk, and does not show how fast the engine computes a prompt.
+    """The median time to compute a chunk in the last bursts, weighted by the bursts' chunk counts.
+    A burst begins with a step in which a request computes several chunks, as in a prompt but not in
+    decoding. The burst ends one step after the last such step, because an engine that schedules
+    ahead begins the next step before the prompt is computed.
     """
 
     def __init__(self) -> None:
-        #: ``None`` until enough bursts are known.
-        self.chunk_s: float | None = None
+        self.chunk_s: float | None = None  # ``None`` until enough bursts are known
         self._bursts: deque[tuple[float, int]] = deque(maxlen=_BURSTS)
         self._chunks = 0
         self._since_s = 0.0
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record that a request begins to compute this number of ``chunks`` at ``now_s``."""
+        """Record that a request begins to compute a number of chunks."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s
@@ -46,7 +41,6 @@ class ComputeRate:
         self._chunks += chunks
 
     def step_ended(self, now_s: float) -> None:
-        """Record that the engine has scheduled a step at ``now_s``."""
         if self._chunks:
             if self._has_ended_step or now_s - self._since_s > _LONGEST_S:
                 self.burst_ended(now_s)
@@ -58,7 +52,6 @@ class ComputeRate:
         self.note(chunks, now_s - self._since_s)
 
     def note(self, chunks: int, duration_s: float) -> None:
-        """Record that computing this number of ``chunks`` took ``duration_s`` seconds."""
         if chunks < 2 or duration_s < _SHORTEST_S:
             return
         self._bursts.append((duration_s / chunks, chunks))
@@ -73,11 +66,11 @@ class ComputeRate:
 
 
 class Savings:
-    """Counts the hits of tiers, and the tokens and the time that they saved.
+    """A counter of the tiers' hits, and of the tokens and the seconds that the hits have saved.
 
-    Hits from before the engine's speed, ``rate``, is known get their time once it is. Without the
-    fact how many tokens a chunk has, only hits are counted. ``primary`` has the counters of the
-    tier with the index -1, and ``recompute_s`` is the configured speed; measured if ``None``.
+    If the ``namespace`` lacks the number of tokens per chunk, only hits are counted. ``primary``
+    holds the counters of the primary tier, whose index is -1. ``recompute_s`` is the time to
+    compute a chunk; ``None`` lets ``rate`` measure it. Seconds are added once the time is known.
     """
 
     def __init__(self, primary: TierStats, namespace: Namespace, recompute_s: float | None) -> None:
@@ -92,13 +85,13 @@ class Savings:
         self.add(primary)
 
     def add(self, stats: TierStats) -> None:
-        """Count the hits of the next tier in ``stats``."""
+        """Add the ``stats`` of the next tier, in the tiers' order."""
         self._stats.append(stats)
         if self._tokens:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
-        """Count one request's hits, ``keys``; ``sources`` has the index of each chunk's tier."""
+        """Count a request's hits ``keys``; ``sources`` has the index of each hit's tier."""
         for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:
@@ -108,8 +101,8 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # All groups have the same tokens, and a sliding window needs few of its chunks. An
-            # engine that offloads only some groups keeps their numbers, so one may be too high.
+            # All groups cover the same tokens, but a sliding window needs few chunks, so count only
+            # the group with the most tokens. If groups are missing, numbers may exceed ``last``.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
@@ -120,13 +113,13 @@ class Savings:
             self._untimed_tokens[tier] += chunks * tokens
 
     def step_ended(self, now_s: float) -> None:
-        """End the engine's step at ``now_s``: update its speed, and count the time of hits."""
+        """End a step at ``now_s``: update the measured speed, and count the saved seconds."""
         self.rate.step_ended(now_s)
         if self._is_measured:
             self._stats[0].recompute_s = self.rate.chunk_s
         chunk_s = self._stats[0].recompute_s
         if chunk_s is not None and self._untimed_tokens:
-            # An engine that computes a token computes a part of a chunk of each group.
+            # Computing one token computes a fraction of a chunk of each group.
             token_s = chunk_s * sum(1 / tokens for tokens in self._tokens)
             for tier, tokens in self._untimed_tokens.items():
                 self._stats[tier + 1].saved_prefill_s[self.model] += tokens * token_s

@@ -23,10 +23,10 @@ _ABSENT: Final = MissReason.ABSENT.value
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
-#: The most chunks to look up at once, which takes about 15 ms of a step. Requests further back in
-#: the engine's queue wait for device blocks anyway, and early answers would be outdated.
+#: The maximum number of chunks to look up at once, which takes about 15 ms of a step. Requests
+#: further back in the engine's queue must wait for device blocks anyway, so lookups can wait too.
 MOST_CHUNKS: Final = 16_384
-#: Maps a failed lookup's verdict to the reason for the miss. Other verdicts mean LOOKUP_FAILED.
+#: Maps a failed lookup's verdict to the reason for the miss: LOOKUP_FAILED for other verdicts.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -37,14 +37,11 @@ class LookupTable:
     """The pending lookups, and the limit on chunks that are looked up at once."""
 
     def __init__(self) -> None:
-        # The pending lookup of each chunk that other requests can share.
-        self.open: dict[OffloadKey, PendingLookup] = {}
-        self.waiting_chunks = 0  # for which a tier has not answered
-        self.limit = MOST_CHUNKS  # from here on, no further request begins lookups in the step
-        # Chunks looked up in this step without asking a tier. The limit counts these too.
-        self._joined = 0
-        # The lookups that began in this step; the tiers get them at the end of the step.
-        self.new: list[PendingLookup] = []
+        self.open: dict[OffloadKey, PendingLookup] = {}  # the lookups that requests can share
+        self.waiting_chunks = 0  # chunks for which some tier has not answered
+        self.limit = MOST_CHUNKS  # at this count, no further request begins lookups in the step
+        self._joined = 0  # chunks looked up in this step without asking a tier, which count too
+        self.new: list[PendingLookup] = []  # begun in this step, and sent to the tiers at its end
 
     @property
     def is_full(self) -> bool:
@@ -60,7 +57,7 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return the pending lookup that another request began for a chunk, or ``None``."""
+        """Return another request's pending lookup of a chunk, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1
@@ -76,7 +73,6 @@ class LookupTable:
         return taken
 
     def answered(self, pending: PendingLookup, bit: int, verdicts: Sequence[Verdict]) -> None:
-        """Apply a tier's answers, unless the lookup has ended."""
         if not pending.waiting & bit:
             return
         hits = pending.hits
@@ -106,7 +102,7 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # If this lookup is not shared, the table may hold another lookup of the chunk.
+            # The table may hold another lookup of the chunk, because this one may not be shared.
             if self.open.get(key) is pending:
                 del self.open[key]
 
@@ -139,7 +135,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # The answers may come from another request, which may ask more tiers than this request.
+        # A shared lookup may have hits in tiers that this request may not ask.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY
@@ -178,7 +174,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self._primary.stats.recompute_s
-            # Without an estimate, allow the longest wait, because recomputing usually takes longer.
+            # Without an estimate, allow the longest wait, because recomputing is usually slower.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self._tiers:
@@ -202,8 +198,8 @@ class TierSearch:
         if pending is None:
             pending = state.asking
             if pending is None or pending.sealed:
-                # Load without a lookup only if no earlier chunk is being looked up, because the
-                # prefix may end at that chunk, and the load would be wasted.
+                # Load without a lookup only if no earlier chunk is being looked up. Otherwise the
+                # prefix may end at the earlier chunk, and the load would be wasted.
                 known = 0 if state.asks_first else self._known_tiers(key, state)
                 if known:
                     return self._take_known(key, known, state)
@@ -275,9 +271,9 @@ class TierSearch:
             if state.asked.get(key) is not pending:
                 continue
             if key not in self._primary.by_key and not state.asks_first:
-                # If the load cannot begin, the next step asks the tiers, and counts any miss.
+                # If the load cannot begin, the next step looks up the chunk and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
-            # The chunk may leave its tier at any time, so a later load needs a new check.
+            # The chunk may leave its tier at any time, so a later load must check again.
             del state.asked[key]
 
     def _begin_load(
@@ -289,7 +285,7 @@ class TierSearch:
         while not tier.client.takes_reads or (
             failed and failed.get((key, tier.index), -1) > pending.step
         ):
-            # Since its answer, the tier has begun to refuse reads, or has failed to load the chunk.
+            # The answer is outdated: the tier now refuses reads, or failed to load the chunk.
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""Remembers which chunks belong to the sessions that callers name."""
+"""Remembers the chunks of the sessions that callers name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Final
 
 from kvtier_sdk.types import OffloadKey
 
-#: A session's names take as much memory as this many of its chunks.
-_NAMES: Final = 8
+_NAMES: Final = 8  # a session's and a tenant's name take as much memory as this many keys
 
 
 class Sessions:
-    """The chunks of each session's last request; the least recently used is forgotten first."""
+    """The chunks of each session's last request. Beyond a limit, old sessions are forgotten."""
 
     def __init__(self, most_chunks: int) -> None:
         self._most_chunks = most_chunks
@@ -22,7 +21,6 @@ class Sessions:
         self._uses: Counter[OffloadKey] = Counter()
 
     def note(self, tenant: str, session: str, keys: Sequence[OffloadKey]) -> None:
-        """Record the chunks of a session's request, in prefix order."""
         self.forget(tenant, session)
         self._sessions[tenant, session] = keys
         self._uses.update(keys)
@@ -34,7 +32,7 @@ class Sessions:
         return self._sessions.get((tenant, session), ())
 
     def own_chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
-        """Return the chunks that no other known session has."""
+        """Return the session's chunks that no other known session has."""
         uses = self._uses
         return [key for key in self.chunks(tenant, session) if uses[key] == 1]
 

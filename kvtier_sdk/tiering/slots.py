@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
-from kvtier_sdk.events import PRIMARY, EventLog, OffloadingEvent
+from kvtier_sdk.events import PRIMARY, ChunkNote, EventLog, OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.leases import Leases
@@ -26,17 +26,15 @@ class Purge:
     """The progress of an operator's purge of the primary tier."""
 
     def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
-        # The chunks that are not removed yet, because they were in use; ``None`` for all, until the
-        # purge begins in the engine's next step.
+        # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
         self.left: Sequence[OffloadKey] | None = keys
         self.forgotten: int = 0
 
 
 class PrimaryTier:
-    """The slots of the host pool and the chunks in them, for use by one thread.
+    """The slots of the host pool and the chunks in them. Not thread-safe.
 
-    A pin prevents the eviction and the reuse of a slot. A free slot has no chunk and no pin. The
-    manager sets ``step`` and ``now_s`` to the number and the time of the engine's current step.
+    A pin prevents the eviction and the reuse of a slot. A free slot has no chunk and no pin.
     """
 
     def __init__(
@@ -51,11 +49,10 @@ class PrimaryTier:
         self.slots = [Slot(index) for index in range(slot_count)]
         self.by_key: dict[OffloadKey, Slot] = {}
         self.chunk_bytes = chunk_bytes
-        self.step = 0
-        self.now_s = 0.0
-        # The number of slots in the states WRITING and LOADING.
-        self.writing = 0
-        self.loading = 0
+        self.step = 0  # the number of the engine's current step, which the manager sets
+        self.now_s = 0.0  # the time of this step, which the manager sets
+        self.writing = 0  # slots in the state WRITING
+        self.loading = 0  # slots in the state LOADING
         self.stats = TierStats(PRIMARY, "primary", build_facts("primary"))
         self.stats.capacity_bytes = slot_count * chunk_bytes
         self._free = self.slots[::-1]
@@ -64,7 +61,7 @@ class PrimaryTier:
         of = PRIMARY, Medium.CPU, Locality.LOCAL
         self.announce = announce
         self.events = EventLog(*of, is_enabled=events, announce=announce)
-        # Routers may still know the chunks of an earlier manager of this engine.
+        # Routers may still list the chunks of an earlier manager of this engine, so clear them.
         self.events.reset()
         self._purges: list[Purge] = []
 
@@ -84,6 +81,13 @@ class PrimaryTier:
         slot = self.by_key.get(key)
         return b"" if slot is None else slot.note
 
+    def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
+        slot = self.by_key.get(key)
+        if slot is not None and not slot.note:
+            slot.note = make_note().encode()
+            if slot.state is _READY:
+                self.events.describe(key, slot.note)
+
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
         """Take up to ``count`` slots, evicting if needed; return the slots and the evicted keys."""
         free = self._free
@@ -98,7 +102,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign chunks to taken slots, and pin each slot once for the writer of its chunk."""
+        """Assign chunks to taken slots, and pin each slot for the writer of its chunk."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -108,7 +112,7 @@ class PrimaryTier:
             slot.pins = 1
 
     def publish(self, slots: Sequence[Slot], request: RequestContext) -> None:
-        """Make written chunks readable. The slots stay pinned until the caller unpins them."""
+        """Make written chunks readable. The caller must still unpin the slots."""
         if not slots:
             return
         self._count(slots[0].state, -len(slots))
@@ -170,7 +174,7 @@ class PrimaryTier:
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
             return
-        # Chunks that are evicted together are about equally old, so the first one's age is used.
+        # Chunks evicted together are about equally old, so the first chunk's age serves for all.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -186,13 +190,13 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self, keys: Sequence[OffloadKey] | None = None) -> Purge:
-        """Remove chunks, or all, at the begin of the next step. Any thread may call this."""
+        """Remove ``keys``, or by default all chunks, at the next step. Any thread may call this."""
         purge = Purge(keys)
         self._purges.append(purge)
         return purge
 
     def begin_step(self) -> None:
-        """End leases, and remove the chunks of purges; chunks in use stay until a later step."""
+        """End leases whose time is over, and remove purged chunks that are not in use."""
         if self.leases.held:
             self.leases.expire(self.now_s)
         for purge in list(self._purges):

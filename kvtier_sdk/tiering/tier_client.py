@@ -42,10 +42,9 @@ NO_REQUEST = RequestContext("kvtier")
 
 #: Time limit of one attempt to empty a tier. The next attempt deletes the remaining chunks.
 _PURGE_DEADLINE_S = 600.0
-#: A job without a result this long after its deadline is overdue and gets the verdict TIMEOUT.
+#: A job without a result this long after its deadline gets the verdict TIMEOUT.
 _CONCLUSION_GRACE_S = 1.0
-#: The interval between checks for overdue jobs and for a slow tier.
-_LOOK_S = 0.25
+_LOOK_S = 0.25  # between two checks for overdue jobs and for a slow tier
 
 _OK: Final = Verdict.OK
 _LOOKUP: Final = Operation.LOOKUP
@@ -61,13 +60,13 @@ _log = logging.getLogger("kvtier.client")
 class TierClient:
     """The client of one secondary tier, for an engine with its own manager.
 
-    The engine collects lookups, loads and stores during a step, hands them over together with
-    :meth:`flush`, and applies the results with :meth:`poll`, which calls the listener. Only
-    :meth:`open`, :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors.
-    Call all methods on one thread, unless a method says otherwise.
+    During a step, the client collects lookups, loads and stores. :meth:`flush` hands them to the
+    tier's runner, and :meth:`poll` passes the results to the listener. Only :meth:`open`,
+    :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. Call all
+    methods on one thread, unless a method's description says otherwise.
 
-    The client owns the tier's queue limits, job table, counters and events. If a chunk leaves
-    the tier during its store, there is no event for the store.
+    The client owns the tier's queue limits, job table, counters and events. If the tier removes a
+    chunk during its store, the client reports no event for the store.
 
     ::
 
@@ -91,13 +90,13 @@ class TierClient:
             :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set this.
 
     Args:
-        runner: the tier's runner, which the client owns from now on.
+        runner: the tier's runner, which the client takes over.
         listener: the receiver of the jobs' results.
         clock: the source of time.
         chunk_bytes: payload of a chunk.
-        max_store_bytes: limit of the store queue, if lower than the tier's ``max_queue``.
+        max_store_bytes: limit of the store queue; the tier's ``max_queue`` applies if it is lower.
         events: true to collect events, which the caller must take with :meth:`take_events`.
-        note_of: returns a chunk's note, which the tier then keeps for routers that get events.
+        note_of: returns a chunk's note, which the tier then stores for routers.
     """
 
     def __init__(
@@ -142,19 +141,17 @@ class TierClient:
         self._events = EventLog(*of, is_enabled=events)
         self._note_of = note_of
         self._job_ids = itertools.count(1)
-        # The collected jobs in order, and for each request the load to which chunks are added.
+        # The collected jobs, in order, and for each request the load that takes further chunks.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
         self._refused: list[JobResult] = []
-        # Chunks that the tier has stored or loaded and has not reported as removed.
         self._known = KnownChunks()
         self._next_look_s = -math.inf
         capabilities = tier_class.capabilities
         self._touches = Capability.TOUCH in capabilities
         self._erasable = Capability.SCAN | Capability.DELETE in capabilities
-        # True while a purge is due.
-        self._stale = False
+        self._stale = False  # true while a purge is due
         self._purging = False
         self._purge_at_s = -math.inf
 
@@ -162,7 +159,7 @@ class TierClient:
         """Start the runner and open the tier, waiting at most ``open_deadline``.
 
         A tier that is not ``required`` may still refuse reads and stores when this method returns.
-        The runner opens it once the store can be reached; :meth:`poll` then updates :attr:`stats`.
+        The runner opens the tier once the store can be reached; :meth:`poll` updates :attr:`stats`.
 
         Raises:
             ConfigError: a setting cannot work; the runner has ended.
@@ -175,9 +172,9 @@ class TierClient:
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over the collected jobs, drain and close the tier, and end its runner.
 
-        Every job has a result when this method returns. If a job is not released, its I/O hangs
-        in a thread, and its slots must not be reused. ``timeout_s`` is the limit for
-        :meth:`drain`, and again for closing. A second call does nothing.
+        When this method returns, every job has a result. If a job is not released, its I/O hangs in
+        a thread, and its slots must not be reused. Draining and closing may each take
+        ``timeout_s``. A second call does nothing.
         """
         self.flush()
         self._runner.close(timeout_s)
@@ -190,13 +187,13 @@ class TierClient:
         self.stats.is_open = 0
 
     def options_changed(self) -> None:
-        """Bring changed live options to where the tier runs. Any thread may call this."""
+        """Pass changed live options to the tier's runner. Any thread may call this."""
         self._runner.options_changed()
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued loads and stores, wait for running jobs, and apply the results.
 
-        After ``timeout_s`` seconds, running jobs are cancelled, and get as many seconds to end.
+        After ``timeout_s`` seconds, cancel running jobs, and wait as long again for their end.
         Return true if all I/O on the slots has ended.
         """
         ended = self._runner.drain(timeout_s)
@@ -204,29 +201,29 @@ class TierClient:
         return ended
 
     def stats_now(self) -> TierStats:
-        """Return a copy of the counters with the tier's current state; any thread may call it.
+        """Return a copy of the counters with the tier's current state. Any thread may call this.
 
         An idle engine does not poll, so the copy includes the reports since the last poll.
         """
         now_s = self._clock.now_s()
-        # Copy before the peek, so that a report that a poll applies in between counts once.
+        # Copy before the peek. In the other order, a poll in between would count a report twice.
         stats = self.stats.copy()
         reports = self._runner.peek()
         for report in reports:
             note_state(stats, report, now_s)
-        # A result since the last poll is progress too, although the pace does not know it yet.
+        # A result since the last poll is progress that the pace has not recorded yet.
         is_stuck = not any(isinstance(report, JobResult | Progressed) for report in reports)
         stats.is_slow = int(is_stuck and self.pace.is_slow(now_s))
         return stats
 
     @property
     def takes_reads(self) -> bool:
-        """True unless the read breaker is open, a purge is due, or the tier is drained."""
+        """False if the read breaker is open, a purge is due, or the tier is drained."""
         return not (self.stats.reads_open or self._stale or self.is_drained)
 
     @property
     def takes_stores(self) -> bool:
-        """True unless the write breaker is open, a purge is due, or the tier is drained or slow."""
+        """False if the write breaker is open, a purge is due, or the tier is drained or slow."""
         stats = self.stats
         return not (stats.stores_open or self._stale or self.is_drained or stats.is_slow)
 
@@ -262,11 +259,11 @@ class TierClient:
         return self.pace.expected_s(size_bytes, self._clock.now_s())
 
     def knows(self, key: OffloadKey) -> bool:
-        """Return true if a chunk (``key``) can be loaded without a lookup.
+        """Return true if the chunk ``key`` can be loaded without a lookup.
 
-        If so, the tier has stored or loaded the chunk and has not reported its removal. If the
-        tier has lost the chunk without a report, the load fails, and the client forgets all known
-        chunks. The result is false if loads run and the tier has been silent for
+        A chunk is known if the tier has stored or loaded it and has not reported its removal. If
+        the tier has lost a known chunk without a report, the load fails, and the client forgets all
+        known chunks. The result is false if loads run and the tier has been silent for
         ``lookup_deadline``, because a lookup detects a hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
@@ -283,11 +280,11 @@ class TierClient:
         """Queue a lookup for the next :meth:`flush`.
 
         Args:
-            keys: the chunks; the client owns the sequence from now on.
+            keys: the chunks. Do not change the sequence after the call.
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
-            worth_s: seconds that the engine would take to compute the chunks. This is the lookup's
-                time limit, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
+            worth_s: seconds that the engine would need to compute the chunks. The lookup may take
+                this long, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
@@ -302,7 +299,7 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Queue a load of as many leading chunks as the queue has room for.
+        """Queue a load of as many leading chunks as fit into the queue.
 
         Loads of one request in one step become one job, unless they have a tag.
 
@@ -310,7 +307,7 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each chunk; the tier writes the slots until the job is released.
             request: the request that needs the chunks.
-            whole: true to load all chunks or none; an empty queue accepts any number of chunks.
+            whole: true to accept all chunks or no chunk; an empty queue accepts any number.
             tag: as for :meth:`lookup`.
 
         Returns:
@@ -339,10 +336,10 @@ class TierClient:
         whole: bool = False,
         tag: Any = None,
     ) -> Job | None:
-        """Queue a store of as many leading chunks as the queue has room for.
+        """Queue a store of as many leading chunks as fit into the queue.
 
-        The arguments ``keys``, ``slots``, ``request``, ``whole`` and ``tag`` and the result are as
-        for :meth:`load`. The tier reads the slots until the job is released.
+        The parameters ``keys``, ``slots``, ``request``, ``whole`` and ``tag``, and the result, are
+        as for :meth:`load`. The tier reads the slots until the job is released.
         """
         taken = self._admit(_STORE, len(keys), whole=whole)
         if not taken:
@@ -364,9 +361,9 @@ class TierClient:
         return self._collect(_DELETE, keys, (), request, self.spec.runner.store_deadline_s, tag)
 
     def touch(self, keys: Sequence[OffloadKey]) -> None:
-        """Tell a tier with ``Capability.TOUCH`` that ``keys`` were used, the most recent last.
+        """Report to a tier with ``Capability.TOUCH`` that ``keys`` were used, most recent last.
 
-        The ``keys`` replace the keys of an earlier call in the same step.
+        If this method is called twice in a step, only the second call's ``keys`` count.
         """
         if self._touches and self.takes_reads:
             self._touched = keys
@@ -397,7 +394,7 @@ class TierClient:
         self.stats.dropped["lookup.unavailable"] += count
 
     def withdraw(self) -> None:
-        """Cancel the collected jobs; the listener gets only ``released`` for each job."""
+        """Cancel the collected jobs. The listener receives only ``released`` for each job."""
         withdrawn = self._collected
         self._collected, self._open_loads, self._touched = [], {}, ()
         for job in withdrawn:
@@ -469,9 +466,9 @@ class TierClient:
             self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
     def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
-        """Return how many of ``count`` chunks the queue accepts. Count the others as dropped."""
+        """Return how many of ``count`` chunks the queue accepts; count the others as dropped."""
         is_load = operation is _LOAD
-        # A drained tier still accepts loads that the manager chose just before the draining.
+        # A drained tier still accepts loads, because the manager may have chosen them before.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
         else:
@@ -547,7 +544,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # One job serves several calls of purge(), because no stores come before the job's end.
+            # One job serves all calls of purge(), because stores are refused until it ends.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 
@@ -565,7 +562,7 @@ class TierClient:
                 self._log_end("no longer slow", f"{name}: no longer slow")
 
     def _log_end(self, topic: str, message: str) -> None:
-        """Log the end of a condition, after the earlier messages that the log has held back."""
+        """Log the end of a condition, after any messages that were held back."""
         self.log.say_held_back()
         if not self._runner.log_end(topic, message):
             self.log.often(logging.WARNING, topic, message)
@@ -576,7 +573,7 @@ class TierClient:
             self._listener.released(self, job)
 
     def _stopped(self, report: RunnerStopped, now_s: float) -> None:
-        # If the tier kept its chunks in the stopped process's memory, they are lost.
+        # The chunks are lost if they were in the stopped process's memory.
         self._known.clear()
         for job in self.jobs.running:
             error = None
@@ -588,7 +585,7 @@ class TierClient:
                 self._release(job.job_id)
 
     def _conclude_overdue(self, now_s: float) -> None:
-        """Time out overdue jobs; probably, the tier blocks the runner's event loop."""
+        """Time out overdue jobs. They suggest that the tier blocks the runner's event loop."""
         for job in self.jobs.running:
             if now_s > job.deadline_s + _CONCLUSION_GRACE_S:
                 name, operation = self.spec.name, job.operation.value

@@ -58,7 +58,7 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
     if operation is _LOOKUP or operation is _LOAD or operation is _STORE:
         stats.job_s[operation.value].observe(result.duration_s)
         stats.job_chunks[operation.value].observe(len(verdicts))
-    # Failed touches are not counted, because they lose no chunk.
+    # A failed touch is not counted, because it loses no chunk.
     if succeeded + absent < len(verdicts) and operation is not _TOUCH:
         for reason, count in failure_counts(verdicts).items():
             if not (absent and reason == _NOT_FOUND.value):
@@ -95,17 +95,17 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
 
 
 class Outages:
-    """A log of how many chunks were not looked up or not stored during each outage."""
+    """A logger of the number of chunks that were not looked up or stored during an outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # For each direction, the total of missed chunks at the start of the last outage.
+        # For each direction, the count of missed chunks at the start of the last outage.
         self._missed_before = dict.fromkeys(Direction, 0)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Note an outage that begins in the block; log the missed chunks of an outage that ends."""
+        """Record an outage that begins during the block; log the misses of an outage that ends."""
         before = self._under_way()
         yield
         for direction, is_out in self._under_way().items():

@@ -47,14 +47,14 @@ class TierListener:
 
         Args:
             tier: the tier's client.
-            keys: the keys of the chunks.
+            keys: the removed chunks.
             evicted: true if the tier evicted the chunks to make room; false if the chunks expired,
                 were deleted or were lost.
         """
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Handle the end of a ``job``'s I/O in ``tier``; from now on the job's slots may be reused.
+        """Handle the end of a ``job``'s I/O in ``tier``. The job's slots may now be reused.
 
-        The client calls this method after the method for the job's verdicts. For a job that
-        :meth:`TierClient.withdraw` cancels, the client calls only this method.
+        The client calls this method after the method for the job's verdicts. It calls only this
+        method for a job that :meth:`TierClient.withdraw` cancels.
         """

@@ -1,4 +1,4 @@
-"""Collects what requests use, until the policy and the tiers hear of it."""
+"""Collects the uses of chunks in a step, and reports them to the policy and the tiers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: The most reasons for the end of an answer that are told apart, because clients can make some up.
+#: The maximum number of distinct reasons for the end of an answer, because clients can invent some.
 _MOST_STOPS: Final = 64
 
 
 @dataclass(eq=False)
 class Uses:
-    """The chunks used in one step, and the requests that have ended in it."""
+    """The chunks that were used in one step, and the requests that ended in it."""
 
     _primary: PrimaryTier
     _policy: EvictionPolicy
@@ -31,7 +31,6 @@ class Uses:
     _stops: set[str] = field(default_factory=set)
 
     def note(self, keys: Iterable[OffloadKey], request: RequestContext) -> None:
-        """Record that a request uses chunks, in prefix order."""
         self._touched.update(dict.fromkeys(keys, request))
 
     def note_end(self, request: RequestContext, stop: str | None) -> None:
@@ -40,21 +39,21 @@ class Uses:
         self._over[request.request_id] = request, stop if stop in self._stops else None
 
     def note_if_over(self, request: RequestContext) -> None:
-        """Let the policy finish a request that it hears of after the request has ended."""
+        """Report a request's end again if the policy saw a use after the end."""
         if request.request_id not in self._requests and request.request_id not in self._over:
             self._over[request.request_id] = request, None
 
     def tell(self) -> None:
-        """Tell the policy and the tiers of the step."""
+        """Report the step's uses to the policy and to the tiers."""
         if self._touched:
-            # A tier need not keep what is never used again.
+            # Omit chunks that no later turn needs, because tiers need not keep them.
             touched = [key for key, request in self._touched.items() if not request.is_over]
             for _, uses in groupby(self._touched.items(), lambda use: id(use[1])):
                 (first, request), *others = uses
                 self._primary.access([first, *(key for key, _ in others)], request)
                 self.note_if_over(request)
             self._touched = {}
-            # Reverse the order, so that the tiers also evict the start of a prefix last.
+            # Reverse the order, so that tiers evict the start of a prefix last.
             touched.reverse()
             for tier in self._tiers:
                 tier.client.touch(touched)
@@ -66,5 +65,4 @@ class Uses:
         self._over = {}
 
     def forget(self) -> None:
-        """Forget the used chunks, because the primary tier is empty."""
         self._touched.clear()

@@ -1,6 +1,6 @@
-"""The memory tier keeps chunks in this process, and can simulate a slower store.
+"""The memory tier, which keeps chunks in this process and can simulate a slower store.
 
-Tests and documentation use it as the reference.
+Tests and documentation use this tier as the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The times of each chunk's last use and last store. ``_stored_s`` is ordered by time.
+        # The times of the chunks' last uses and last stores. ``_stored_s`` is in the order of time.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
@@ -110,7 +110,7 @@ class MemoryTier(SecondaryTierManager):
             await self.context.clock.sleep(arrival_s - now_s)
 
     def _put(self, transfer: Transfer) -> None:
-        # Use numpy, because it releases the interpreter lock during a copy. A bytearray does not.
+        # Use numpy, which releases the interpreter lock during a copy, unlike a bytearray.
         stored = np.empty(transfer.object_bytes, np.uint8)
         stored[: len(transfer.header)] = transfer.header
         stored[len(transfer.header) :] = transfer.payload
@@ -160,5 +160,5 @@ class MemoryTier(SecondaryTierManager):
 def _until(
     last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
 ) -> list[OffloadKey]:
-    """Return the keys whose time is at most ``last_s``. ``keys`` must be ordered by time."""
+    """Return the ``keys`` with times up to ``last_s``. The ``keys`` must be ordered by time."""
     return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

@@ -1,4 +1,4 @@
-"""Copies KV blocks between a device's tensors and a pool's slots; needs the extra ``torch``."""
+"""Copies KV blocks between a device's tensors and a pool's slots. Needs the extra ``torch``."""
 
 from kvtier_sdk.errors import ConfigError
 

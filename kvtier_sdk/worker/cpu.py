@@ -17,11 +17,11 @@ from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.device import Copy, Device, StreamOrEvent
 from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s, JobPlan
 
-#: More threads do not help, because memory bandwidth is the limit.
+#: More threads would not help, because memory bandwidth is the limit.
 MAX_THREADS = 4
-#: For a smaller part, waking another thread costs more than it saves.
+#: Waking another thread for a smaller part would cost more than it saves.
 MIN_PART_BYTES = 512 * 1024
-#: A load waits for store parts that have begun; parts of this size take a few milliseconds.
+#: A load waits for store parts that have begun. A part of this size takes a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: The destination addresses, source addresses and lengths in bytes of some runs.
@@ -69,8 +69,8 @@ class CPUDevice(Device):
         expedited: bool,
         after: StreamOrEvent | None = None,
     ) -> Copy:
-        """Start a copy. ``after`` is ignored, because torch queues no work on a CPU."""
-        # Cut one part for each thread, or more if parts of that size would delay a load too long.
+        """Start a copy. Ignore ``after``, because torch queues no work on a CPU."""
+        # Cut one part for each thread, or more parts if large ones would delay a load too long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))
@@ -95,7 +95,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # Use all cores of the process, because this thread inherits the engine thread's pinning.
+        # This thread has inherited the engine thread's pinning, so allow all cores of the process.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while True:
@@ -109,7 +109,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Let the calling thread, which waits anyway, copy the parts that have not begun."""
+        """Copy the parts that have not begun in the calling thread, which must wait anyway."""
         while True:
             with self._changed:
                 if not copy.parts:
@@ -175,7 +175,7 @@ class _ThreadedCopy(Copy):
 def _cpus_of_the_process() -> set[int]:
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        # The thread may have ended since the listing.
+        # A listed thread may have ended already.
         with contextlib.suppress(ProcessLookupError):
             cpus |= os.sched_getaffinity(int(task.name))
     return cpus

@@ -1,4 +1,4 @@
-"""The device for CUDA tensors. It copies on its own streams, not on the engine's."""
+"""The device for CUDA tensors, which copies on separate streams."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Approximate limit of the bytes queued on a stream. More bytes would delay expedited loads. With
-#: fewer, the link to the host could fall idle while a busy interpreter delays pieces for 5 ms.
+#: Approximate limit of the bytes queued on a stream. A higher limit would delay expedited loads.
+#: With a lower one, the link could become idle while a busy interpreter delays pieces for 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Approximate limit of the runs queued on a stream. With 131,072 runs, a driver blocked the caller
-#: until the stream had moved them. The driver's threshold is not known.
+#: Approximate limit of the runs queued on a stream. A driver blocked the caller at 131,072 runs
+#: until the stream had moved them. Its exact threshold is unknown.
 WINDOW_RUNS = 1024
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
 #: Priorities of the streams for stores, loads and expedited loads.
 _PRIORITIES = (0, -1, -1)
-#: Pause before the repetition of a failed query.
+#: Pause before a failed query is repeated.
 _PAUSE_S = 0.001
 
 _Piece: TypeAlias = CopyPlan | StagedPiece
@@ -41,9 +41,8 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 class CUDADevice(Device):
     """A device for one accelerator.
 
-    Stores, loads and expedited loads each have a lane with its own stream, so that no kind queues
-    behind another. Loads have a higher priority than stores. A :class:`Gatherer` copies jobs of
-    many short runs. All other jobs are copied run by run.
+    Stores, loads and expedited loads each have a lane with a separate stream, so that no kind waits
+    for another. A :class:`Gatherer` copies jobs of many short runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,7 +81,7 @@ class CUDADevice(Device):
         number = 0 if store else 2 if expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures():
-            # Record an event now, because the copy must wait only for work queued before this call.
+            # Record an event now, so that the copy waits only for work queued before this call.
             event = after.record_event() if isinstance(after, torch.Stream) else after
             with self.current():
                 copy = _StreamCopy(self, lane.copies, self._pieces(plan, number), operation, event)
@@ -104,7 +103,7 @@ class CUDADevice(Device):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls of torch and of the driver to the device."""
+        """Direct this thread's calls to torch and the driver to the device."""
         with torch.cuda.device(self.device), self.driver.current():
             yield
 
@@ -115,13 +114,13 @@ class CUDADevice(Device):
             enqueue = self.driver.copy_batch
         store = operation is Operation.STORE
         ends = (plan.host, plan.device) if store else (plan.device, plan.host)
-        # Slots do not change during a load, so the driver may read them at once. The engine may
-        # still be computing a store's blocks, so the driver must read them in stream order.
+        # The driver may read slots immediately, because they do not change during a load. It must
+        # read a store's blocks in stream order, because the engine may still be computing them.
         order = ORDER_STREAM if store else ORDER_ANY
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed; then all queued copies have failed."""
+        """Return true if the device's context has failed, and with it all queued copies."""
         try:
             torch.cuda.mem_get_info(self.device)
         except RuntimeError:
@@ -130,11 +129,7 @@ class CUDADevice(Device):
 
 
 class _Lane:
-    """The stream for one kind of job, and the copies that still have pieces to queue.
-
-    An expedited load waits for the queued pieces of all lanes, so a lane queues only a few hundred
-    MiB at a time. As pieces end, a thread queues more, and it exits when all pieces are queued.
-    """
+    """The stream for one kind of job, and the copies that still have pieces to queue."""
 
     def __init__(self, device: CUDADevice, priority: int) -> None:
         self.copies = torch.cuda.Stream(device.device, priority=priority)
@@ -146,7 +141,7 @@ class _Lane:
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
-        """Queue the pieces that fit in the window, and let a thread queue all other pieces."""
+        """Queue the pieces that fit in the window, and let a thread queue the others."""
         with self._lock:
             self._waiting.append(copy)
             self._queue()
@@ -182,11 +177,7 @@ class _Lane:
 
 
 class _Mark:
-    """An event that a stream records after a piece.
-
-    While the device's context is intact, a failed query is repeated, because the copy may still be
-    running. If the context was lost before the stream reached the mark, ``error`` is the reason.
-    """
+    """An event that a stream records after a piece; ``error`` is set if the context is lost."""
 
     def __init__(self, device: CUDADevice, piece: _Piece) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
@@ -195,11 +186,12 @@ class _Mark:
         self._device = device
 
     def is_reached(self) -> bool:
-        """Return true if no work before the mark is running or will run. Never blocks."""
+        """Return true if all work before the mark has ended or will never run. Never blocks."""
         with self._device.driver.during_captures():
             try:
                 return bool(self.event.query())
             except RuntimeError as raised:
+                # While the context is intact, the copy may still be running.
                 if not self._device.is_lost():
                     return False
                 self.error = _first_line(raised)
@@ -248,7 +240,7 @@ class _StreamCopy(Copy):
             else:
                 self._device.enqueue(piece, self._operation, self._copies)
         except (KVTierError, RuntimeError) as raised:
-            # Some runs may be queued already, so the copy is done only when they have ended.
+            # Some runs may already be queued. The copy is done only after they have ended.
             self._error = _first_line(raised)
             self._pieces.clear()
         try:
@@ -279,7 +271,7 @@ class _StreamCopy(Copy):
             with self._device.driver.during_captures():
                 return float(self._began.elapsed_time(self._ended.event)) / 1000
         except RuntimeError:
-            # The context is lost, or an event was never recorded.
+            # The duration is unknown, because the context is lost or an event was never recorded.
             return 0.0
 
 

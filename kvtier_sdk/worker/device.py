@@ -1,4 +1,4 @@
-"""The interface of a device. Each kind of device implements the interface in its own module."""
+"""The interface that each kind of device implements in its own module."""
 
 from __future__ import annotations
 
@@ -15,51 +15,40 @@ StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 
 
 class Copy(ABC):
-    """A copy that a device has started."""
-
     @abstractmethod
     def done(self) -> bool:
-        """Return true once the copy has succeeded or failed. Never blocks.
-
-        Once the copy is done, nothing reads or writes the plan's memory, even if the copy failed.
-        """
+        """Return true once the copy has ended and needs the plan's memory no more. Never blocks."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the copy has ended, even by a failure, without the interpreter lock."""
+        """Block, without the interpreter lock, until the copy has succeeded or failed."""
 
     @abstractmethod
     def error(self) -> str | None:
-        """Return why a finished copy failed, or ``None`` if it succeeded."""
+        """Return the reason why a finished copy failed, or ``None`` if it succeeded."""
 
     @abstractmethod
     def duration_s(self) -> float:
-        """Return the seconds that an ended copy took, without its time in a queue."""
+        """Return how many seconds a finished copy took, excluding the time in a queue."""
 
 
 class Device(ABC):
-    """The base class of devices, which copy the bytes of plans in the background.
-
-    The engine owns the tensors and the pool owns the slots. A device allocates neither.
-    """
+    """The base class of devices, which copy the bytes of plans in the background."""
 
     @abstractmethod
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
-        """Pin host memory until :meth:`close`, to speed up copies. Call this once, before any copy.
-
-        ``groups`` are the layouts of all groups, so that a device can prepare its copies.
-        """
+        """Prepare copies of these groups, and pin host memory. Call this once, before any copy."""
 
     @abstractmethod
     def start(
         self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
     ) -> Copy:
-        """Start a copy of at least one block, and return at once. Any thread may call this.
+        """Start a copy of at least one block, and return immediately. Any thread may call this.
 
         The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an
-        expedited load overtakes other loads, even a load that has begun. The copy begins after the
-        event ``after``, or after all work queued on that stream so far. A device that
-        computes in the background raises ValueError if ``after`` is ``None``.
+        expedited load overtakes other loads, even a load that has begun. The copy begins after
+        ``after``: an event, or all work queued so far on a stream. A device that computes in the
+        background requires ``after``, and raises ValueError without it.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Makes the CUDA calls that torch does not expose, through ctypes.
 
-torch has no batched copy. Making a tensor for each contiguous run would take longer than the copy.
-CUDA copies between plain addresses, both of host memory and of device memory.
+torch has no batched copy, and making a tensor for each contiguous run would take longer than the
+copy. CUDA's own calls copy between plain addresses of host or device memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.worker.planning import Int64s
 
-#: When a copy may read its sources: in stream order, or at any time after the call.
+#: The time at which a copy may read its sources: in stream order, or any time after the call.
 ORDER_STREAM, ORDER_ANY = 1, 3
 #: In this mode a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2
@@ -24,7 +24,7 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 class _Attributes(ctypes.Structure):
-    """The struct ``CUmemcpyAttributes``. Type 0 tells the driver nothing about a location."""
+    """The struct ``CUmemcpyAttributes``. Type 0 leaves a location unspecified."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -37,10 +37,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CUDADriver:
-    """CUDA's driver. Each call applies to the thread's current device.
-
-    Before CUDA 12.8, the driver has no ``cuMemcpyBatchAsync``.
-    """
+    """CUDA's driver, which acts on the thread's current device. Batches need CUDA 12.8."""
 
     def __init__(self, device: torch.device) -> None:
         try:
@@ -48,7 +45,7 @@ class CUDADriver:
         except OSError as error:
             raise ConfigError(f"CUDA's driver cannot be loaded: {error}") from error
         self._context = ctypes.c_void_p()
-        # torch uses the same context, and the process keeps it until its end.
+        # torch uses the same context until the process ends, so it is never released.
         if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), device.index):
             raise ConfigError(f"{device} has no context: error {status}")
         self._push, self._pop = library.cuCtxPushCurrent_v2, library.cuCtxPopCurrent_v2
@@ -57,7 +54,7 @@ class CUDADriver:
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
         self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
-        # The first version of the batch call has one more argument for the index of a refused run.
+        # The first version of the batch call has another argument, for the index of a refused run.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
@@ -75,7 +72,7 @@ class CUDADriver:
                 raise KVTierError(f"{copy.__name__}: error {status}")
 
     def device_address(self, host_address: int) -> int | None:
-        """Return the address that the device uses for registered host memory, else ``None``."""
+        """Return the device's address of registered host memory, or ``None`` for other memory."""
         found = ctypes.c_void_p(0)
         if self._host_get_device_pointer(ctypes.byref(found), host_address, 0):
             forget_error()
@@ -84,9 +81,9 @@ class CUDADriver:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls of the driver to the device."""
-        # A new thread has no context until the runtime sets one, and the engine may use another.
-        # If the context is lost, calls in the block fail and say so.
+        """Direct this thread's calls to the driver to the device."""
+        # A new thread has no context until the runtime sets it, and the engine may use another one.
+        # If the context is lost, the push may fail; calls in the block then report the loss.
         is_pushed = not self._push(self._context)
         try:
             yield
@@ -97,8 +94,8 @@ class CUDADriver:
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
         """Let this thread make calls that a graph's capture forbids, such as a query."""
-        # Outside the block, such a call fails during any thread's capture, and invalidates the
-        # capture. The block must not use a stream that is being captured.
+        # Outside the block, such a call would fail while any thread captures a graph, and
+        # invalidate the capture. The block must not use a stream that is being captured.
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._exchange_capture_mode(ctypes.byref(mode))
         try:
@@ -130,9 +127,8 @@ class CUDADriver:
 
 
 def forget_error() -> None:
-    """Clear the error that a refused call left behind in this thread."""
-    # Otherwise the runtime would report the error to the engine after one of the engine's kernels.
-    # torch has no function that clears the error.
+    """Clear the error that a refused call has left in this thread."""
+    # Otherwise the runtime would attribute the error to one of the engine's kernels.
     last_error = getattr(ctypes.CDLL(torch._C.__file__), "cudaGetLastError", None)
     # A build of torch that contains the runtime may not export the function.
     if last_error is not None:

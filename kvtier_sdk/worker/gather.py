@@ -1,4 +1,4 @@
-"""Copies small pages together: a kernel packs a chunk's pages, and one copy moves the result.
+"""Copies small pages together: a kernel packs a chunk's pages, and a single copy moves them.
 
 A copy engine needs microseconds even for a short run. So for a store, a kernel first packs the
 pages of a chunk into a *staging part* on the device, in the order of the slot. A load copies the
@@ -30,15 +30,15 @@ from kvtier_sdk.worker.planning import (
 
 _log = logging.getLogger("kvtier.worker")
 
-#: Jobs whose average run is shorter are gathered. Longer runs fill the link without a kernel.
+#: Jobs with shorter average runs are gathered. Longer runs use the full link without a kernel.
 MIN_DIRECT_RUN_BYTES = 128 * 1024
 #: Jobs with fewer runs are not gathered, because the kernel costs as much as a few runs.
 MIN_GATHERED_RUNS = 16
 #: Jobs with fewer runs per slot are not gathered, because one copy would replace too few runs.
 MIN_RUNS_PER_COPY = 4
-#: Size of a staging part. A link needs at least 0.3 ms for a part; the kernel needs much less.
+#: Size of a staging part. A link needs at least 0.3 ms to copy it, and the kernel much less.
 PART_BYTES = 16 * 1024**2
-#: Staging parts for each kind of job. While the kernel uses one part, a copy uses the other part.
+#: Staging parts for each kind of job: the kernel uses one while a copy uses the other.
 PARTS = 2
 #: Size and alignment of the kernel's memory accesses.
 _WORD_BYTES = 16
@@ -62,8 +62,8 @@ class PageKernel:
 
     def upload(self, numbers: Int64s, stream: torch.cuda.Stream) -> torch.Tensor:
         """Copy numbers to the device for work on ``stream``, without waiting for the stream."""
-        # Pinning the numbers may wait for the device, and so for the engine's computation. This
-        # call waits for its own copy only, because a later read might find other numbers.
+        # Do not pin the numbers, because pinning may wait for the engine's computation. An unpinned
+        # copy has read the numbers when it returns, so the caller may change them.
         with torch.cuda.stream(self._uploads):
             found = torch.from_numpy(numbers).to(self._device)
         stream.wait_stream(self._uploads)
@@ -84,21 +84,21 @@ class PageKernel:
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Compile the kernel if needed, and queue it. The call may raise any class of error."""
+        """Compile the kernel if needed, and queue it. Any class of error may result."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 
 
 @dataclass
 class _Part:
-    """A staging part; ``free`` is the event after the latest use, or ``None`` before any use."""
+    """A staging part. ``free`` is the event after its latest use; ``None`` before the first use."""
 
     memory: torch.Tensor
     free: torch.cuda.Event | None = None
 
 
 class _Staging:
-    """The staging parts for one kind of job, used in turn, and the stream of the kernels."""
+    """The kernels' stream and the staging parts for one kind of job. The parts are used in turn."""
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)
@@ -111,7 +111,7 @@ class _Staging:
 
 
 class _Band(NamedTuple):
-    """Consecutive segments of a chunk that fit into a staging part: all, if the chunk fits."""
+    """Consecutive segments of a chunk that together fit into a staging part."""
 
     segments: slice
     begin_bytes: int
@@ -129,7 +129,7 @@ class Gatherer:
         self._tables = {of: _upload_table(of, kernel, stream) for of in layouts if _is_possible(of)}
         table = next(iter(self._tables.values()))
         for gather in (True, False):
-            # A launch without entries compiles the kernel and copies nothing.
+            # Compile the kernel now, with a launch that copies nothing.
             nowhere = kernel.allocate(16).data_ptr()
             kernel.start(stream, nowhere, table, table, 0, 0, 0, 0, 1, 0, gather=gather)
         stream.synchronize()
@@ -137,7 +137,7 @@ class Gatherer:
 
     @staticmethod
     def is_wanted(layouts: Sequence[GroupLayout]) -> bool:
-        """Return true if some group has small pages that the kernel can gather."""
+        """Return true if a group has small pages that the kernel can gather."""
         return any(
             _is_possible(of) and of.lengths_bytes.mean() < MIN_DIRECT_RUN_BYTES for of in layouts
         )
@@ -181,7 +181,7 @@ class Gatherer:
 
 @dataclass(eq=False)
 class StagedPiece:
-    """The same band of several chunks of a group. All of its bytes fit into one staging part."""
+    """One band of several chunks of a group, small enough for one staging part."""
 
     _kernel: PageKernel
     _staging: _Staging
@@ -199,14 +199,13 @@ class StagedPiece:
     def ends(
         self, operation: Operation, copies: torch.cuda.Stream
     ) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        """Return the stream that the piece's work begins on, and the stream that it ends on."""
+        """Return the streams on which the piece's work begins and ends."""
         kernels = self._staging.kernels
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
         """Queue the kernel and the copies, after the staging part's previous use."""
-        # A store begins with the kernel, and a load begins with the copies. Even after a failure,
-        # the piece's last stream waits for all queued work.
+        # Even after a failure, the last stream must wait for all work that was queued.
         part = self._staging.next_part()
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)
@@ -252,7 +251,7 @@ class StagedPiece:
         hosts = self._share.hosts + band.begin_bytes
         plans = [CopyPlan(begins[whole], hosts[whole], np.full(whole.sum(), band.size_bytes))]
         for chunk in np.flatnonzero(~whole):
-            # The job leaves out some blocks of this chunk, so make a run for each segment.
+            # The job omits some blocks of this chunk, so make a run for each segment.
             lengths = layout.lengths_bytes[band.segments]
             in_band = layout.offsets_bytes[band.segments] - band.begin_bytes
             in_band = in_band + int(there[chunk].argmax()) * lengths
@@ -281,7 +280,7 @@ def _bands(layout: GroupLayout) -> Iterator[_Band]:
 
 
 def _is_possible(layout: GroupLayout) -> bool:
-    """Return true if pages are aligned and dense, and a part can hold a segment of each block."""
+    """Return true if pages are aligned and dense, and each segment of a chunk fits into a part."""
     numbers = np.concatenate([layout.addresses, layout.strides_bytes, layout.lengths_bytes])
     longest_bytes = int(layout.lengths_bytes.max()) * layout.blocks_per_chunk
     fits = not (numbers % _WORD_BYTES).any() and longest_bytes <= PART_BYTES

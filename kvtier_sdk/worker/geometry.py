@@ -1,4 +1,4 @@
-"""The tensors and groups of a KV cache, the slots in host memory, and the blocks of a job."""
+"""Descriptions of a KV cache's tensors and groups, of host memory, and of a job's blocks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Indices: TypeAlias = Sequence[int] | NDArray[np.integer]
 class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
-    Any order of dimensions and any dtype work. Keys and values may lie apart, heads may come before
-    tokens, and a tensor may hold several layers. Pass padded pages as a view without the padding.
-    If an attention kernel has smaller blocks, ``unflatten`` makes a view with the engine's blocks.
+    Any order of dimensions and any dtype are allowed. Keys and values may be apart, heads may
+    precede tokens, and a tensor may hold several layers. Pass padded pages as a view without the
+    padding. If a kernel uses smaller blocks, ``unflatten`` the tensor into the engine's blocks.
 
     Attributes:
         tensor: the tensor, or a strided view of it.
@@ -64,7 +64,7 @@ class KVTensor:
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
-        """Return the addresses of block 0's contiguous pieces, and the length of each in bytes."""
+        """Return the addresses of block 0's contiguous pieces, and the length of one in bytes."""
         length_bytes = element_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
         block = self.tensor.select(self.block_dim, 0)
@@ -80,14 +80,14 @@ class KVTensor:
 
 @dataclass(frozen=True, eq=False)
 class KVGroup:
-    """One KV-cache group: tensors with the same block ids. Groups may share tensors.
+    """A KV-cache group, whose tensors have the same block ids. Groups may share tensors.
 
     Attributes:
         tensors: the tensors, in the order in which a chunk holds their bytes.
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
-        places: for each tensor, the offset of the first block's page in a chunk, and the distance
-            from one block's page to the next, in bytes. Pages must not overlap, but may leave gaps
-            for other workers' pages. ``None`` leaves no gaps.
+        places: for each tensor, two numbers of bytes: the offset of the first block's page in a
+            chunk, and the distance from one block's page to the next. Pages must not overlap, but
+            may leave gaps for other workers' pages. ``None`` leaves no gaps.
 
     Raises:
         ConfigError: there is no tensor, the tensors differ in their number of blocks,
@@ -115,7 +115,7 @@ class KVGroup:
 
     @property
     def chunk_bytes(self) -> int:
-        """The length of a chunk in a slot, in bytes, with gaps for other workers' pages."""
+        """The length of a chunk in a slot, in bytes, including gaps for other workers' pages."""
         return self.layout().chunk_bytes
 
     def layout(self) -> GroupLayout:
@@ -142,11 +142,11 @@ class KVGroup:
 
 @dataclass(frozen=True, eq=False)
 class DeviceBlocks:
-    """The blocks of a job, group after group.
+    """The blocks of a job, ordered by group.
 
     Attributes:
-        block_ids: the blocks of group 0, then of group 1, and so on; in each group, consecutive
-            blocks of a request.
+        block_ids: the blocks of group 0, then the blocks of group 1, and so on. The blocks of a
+            group are consecutive in a request.
         group_sizes: the number of blocks of each group; ``None`` if there is only one group.
         first_blocks: for each group, the index of its first block in the request; ``None`` means 0.
             The index modulo ``blocks_per_chunk`` is the number of blocks that the job skips in the
@@ -177,7 +177,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"the rows of the host memory must be contiguous and must not overlap; its strides are "
             f"{array.strides} for rows of {part_bytes} bytes"
         )
-    # A mapping begins at a page boundary. Memory of an allocator usually begins inside a page.
+    # Mappings begin at page boundaries. An allocator's memory usually begins inside a page.
     has_own_pages = _allocation(memory) % mmap.PAGESIZE == 0
     return HostLayout(
         slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable, has_own_pages
@@ -185,7 +185,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
 
 
 def _allocation(memory: torch.Tensor | NDArray[np.uint8]) -> int:
-    """Return the address of the memory that this tensor or array is a view of."""
+    """Return the address of the allocation behind a tensor or an array."""
     if isinstance(memory, torch.Tensor):
         return memory.untyped_storage().data_ptr()
     whole = memory

@@ -1,7 +1,7 @@
-"""The kernel that copies pages between KV tensors and a staging part; needs triton.
+"""The triton kernel that copies pages between KV tensors and a staging part.
 
-Only :mod:`kvtier_sdk.worker.gather` imports this module, and only before gathering, because triton
-may not be installed. Under ``TRITON_INTERPRET=1`` the kernel runs on CPU tensors.
+Only :mod:`kvtier_sdk.worker.gather` imports this module, and only when it gathers, because triton
+may be missing. With ``TRITON_INTERPRET=1`` the kernel runs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 #: Words of 8 bytes that a program copies at a time. One access covers two words.
 _TILE_WORDS = 1024
 #: Number of programs in a launch. They copy several times as fast as a link, but leave most of the
-#: device to the engine: an H100 has 132 multiprocessors, and each of them runs many programs.
+#: device to the engine: each of an H100's 132 multiprocessors runs many programs.
 _PROGRAMS = 64
 
 

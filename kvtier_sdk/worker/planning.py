@@ -1,4 +1,4 @@
-"""Plans the fewest copies for a job's block ids and slots.
+"""Plans the minimum number of copies for a job's block ids and slots.
 
 Plans consist of numpy arrays for speed, because a job may have a hundred thousand pages and is
 planned on the engine's thread.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
 
-#: A device queues a job in pieces of at most this many runs, or chunks if each chunk is one run.
+#: The maximum number of runs, or of chunks that are one run each, in a piece of a job.
 PIECE_RUNS = 256
 
 
@@ -30,7 +30,7 @@ class GroupLayout:
     be copied as one run.
 
     Attributes:
-        blocks: number of blocks on the device; every block id is smaller.
+        blocks: number of blocks on the device, which limits the block ids.
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
         addresses: address of the segment in block 0.
         strides_bytes: distance from the segment in one block to the same segment in the next.
@@ -55,51 +55,39 @@ class GroupLayout:
 
     @property
     def is_dense(self) -> bool:
-        """True if the segments fill a chunk in their order, so that one copy can move the chunk."""
+        """True if the segments fill a chunk in order, so that a single copy can move the chunk."""
         begins = (self.lengths_bytes.cumsum() - self.lengths_bytes) * self.blocks_per_chunk
         as_long = np.array_equal(self.steps_bytes, self.lengths_bytes)
         return as_long and np.array_equal(self.offsets_bytes, begins)
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """Return the number of slots for ``blocks`` blocks of a request from ``first_block`` on."""
+        """Return the number of slots for consecutive ``blocks`` that begin with ``first_block``."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 
 @dataclass(frozen=True)
 class HostLayout:
-    """The slots in host memory.
-
-    Attributes:
-        slots: number of slots.
-        address: address of this worker's part of slot 0.
-        row_bytes: distance from slot to slot; more than ``part_bytes`` if workers share each slot.
-        part_bytes: size of this worker's part of each slot.
-        writable: true if stores are allowed.
-        has_own_pages: false if the memory's first or last page may hold bytes of other owners.
-    """
+    """The slots in host memory, and this worker's part of each slot."""
 
     slots: int
+    #: Address of the part of slot 0.
     address: int
+    #: Distance from slot to slot, which exceeds ``part_bytes`` if workers share each slot.
     row_bytes: int
     part_bytes: int
     writable: bool = True
+    #: False if the memory's first or last page may contain other owners' bytes.
     has_own_pages: bool = True
 
     @property
     def end(self) -> int:
-        """The address after this worker's part of the last slot."""
+        """The address of the first byte after this worker's part of the last slot."""
         return self.address + (self.slots - 1) * self.row_bytes + self.part_bytes
 
 
 @dataclass(frozen=True, eq=False)
 class CopyPlan:
-    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host.
-
-    Attributes:
-        device: address of each run on the device.
-        host: address of each run in host memory.
-        lengths_bytes: length of each run; at least 1.
-    """
+    """The runs to copy, sorted by ``host``. A run's bytes are contiguous on device and host."""
 
     device: Int64s
     host: Int64s
@@ -107,16 +95,14 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the runs in bytes."""
         return int(self.lengths_bytes.sum())
 
     @property
     def runs(self) -> int:
-        """The number of runs."""
         return len(self.lengths_bytes)
 
     def split(self, parts: int) -> list[CopyPlan]:
-        """Cut the plan into at most ``parts`` plans, whose sizes differ by at most a byte."""
+        """Cut the plan into at most ``parts`` plans of nearly equal size."""
         parts = min(parts, self.size_bytes)
         cuts = np.array([self.size_bytes * part // parts for part in range(1, parts)], np.int64)
         whole = self._cut(cuts)
@@ -124,7 +110,6 @@ class CopyPlan:
         return whole._parts([0, *firsts])
 
     def in_pieces(self, runs: int) -> list[CopyPlan]:
-        """Divide the plan into plans of at most ``runs`` runs."""
         return self._parts(range(0, self.runs, runs))
 
     def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:
@@ -158,22 +143,16 @@ class CopyPlan:
 
 @dataclass(frozen=True, eq=False)
 class GroupShare:
-    """The blocks of one group in a job, and their slots.
-
-    Attributes:
-        layout: the group's layout.
-        blocks: block ids of shape (chunks, blocks_per_chunk). The id is -1 for a block that the
-            job leaves out of the request's first or last chunk.
-        hosts: address of this worker's part of each chunk's slot, ascending.
-    """
+    """The blocks of one group in a job, and their slots."""
 
     layout: GroupLayout
+    #: Block ids of shape (chunks, blocks_per_chunk). -1 marks a block that the job omits.
     blocks: Int64s
+    #: For each chunk, the address of this worker's part of its slot, in ascending order.
     hosts: Int64s
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the blocks in bytes."""
         return int((self.blocks >= 0).sum()) * int(self.layout.lengths_bytes.sum())
 
     def most_runs(self) -> int:
@@ -189,7 +168,7 @@ class GroupShare:
     def runs(self) -> CopyPlan:
         """Return the fewest runs that copy these blocks, in the order of their host addresses."""
         layout = self.layout
-        # Order the axes by chunk, segment and block: dense layouts need no sorting by host address.
+        # With the axes in the order of chunk, segment and block, dense layouts need no sorting.
         blocks = self.blocks[:, None, :]
         device = layout.addresses[:, None] + blocks * layout.strides_bytes[:, None]
         columns = np.arange(layout.blocks_per_chunk)
@@ -205,24 +184,15 @@ class GroupShare:
 
 @dataclass(frozen=True, eq=False)
 class JobPlan:
-    """The blocks and slots of a job. All ids are in range, and no two destinations overlap.
-
-    A device copies the contiguous :meth:`runs`, or works from the blocks directly. A large job has
-    many more runs than blocks, so the runs are computed only on request.
-
-    Attributes:
-        shares: one share for each group that has blocks in the job.
-    """
+    """A job's blocks and slots. All ids are in range, and no destinations overlap."""
 
     shares: Sequence[GroupShare]
 
     @property
     def size_bytes(self) -> int:
-        """The total size of the blocks in bytes."""
         return sum(share.size_bytes for share in self.shares)
 
     def runs(self) -> CopyPlan:
-        """Return the fewest runs that copy the blocks."""
         return join([share.runs() for share in self.shares])
 
 
@@ -235,14 +205,14 @@ def share_of(
     row[skipped : skipped + len(block_ids)] = block_ids
     blocks = row.reshape(-1, per_chunk)
     if (slots[1:] < slots[:-1]).any():
-        # Sort the slots by address, because a run is merged only with the next run of the plan.
+        # Sort the slots by address, because a run can be merged only with the plan's next run.
         order = slots.argsort(kind="stable")
         blocks, slots = blocks[order], slots[order]
     return GroupShare(layout, blocks, host.address + slots * host.row_bytes)
 
 
 def join(plans: Sequence[CopyPlan]) -> CopyPlan:
-    """Join the plans of several groups into one plan with the fewest runs."""
+    """Join the plans of several groups into one plan, and merge adjacent runs."""
     if len(plans) == 1:
         return plans[0]
     nothing = [np.empty(0, np.int64)]

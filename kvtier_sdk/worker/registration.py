@@ -1,7 +1,7 @@
-"""Registers host memory with the driver, because copies of unregistered memory block the caller.
+"""Registers host memory with the driver: copies of unregistered memory would block the caller.
 
-A process can register a page only once, and unregistering the page ends the registration for all
-users. So the devices of a process share registered pieces, and count the holders of each piece.
+A process can register a page only once, and unregistering a page affects all of its users. So the
+devices of a process share registered pieces, and count the holders of each piece.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Piece:
     end: int
     #: True if this module registered the piece, false if the memory's owner did.
     is_ours: bool
-    #: The device's address of a byte, minus the host's address of the same byte.
+    #: The device's address of a byte minus the host's address of this byte.
     shift_bytes: int
     holders: int = 0
 
@@ -47,7 +47,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """A registration of all slots until :meth:`release`. If it fails, no slot stays registered."""
+    """A registration of all slots until :meth:`release`. After a failure, no slot is registered."""
 
     def __init__(self, host: HostLayout, driver: CUDADriver) -> None:
         self._held: list[_Piece] = []
@@ -62,7 +62,7 @@ class Registration:
         self._shifts = np.array([piece.shift_bytes for piece in self._held], np.int64)
 
     def fit(self, plan: CopyPlan) -> CopyPlan:
-        """Cut the plan's runs where pieces meet, and replace host addresses by device addresses."""
+        """Cut the plan's runs where pieces meet, and replace host addresses with the device's."""
         if len(self._begins) > 1:
             plan = plan.cut_at(self._begins)
         if self._shifts.any():
@@ -76,7 +76,7 @@ class Registration:
             self._let_go()
 
     def _hold(self, begin: int, end: int, host: HostLayout, driver: CUDADriver) -> None:
-        """Share the pieces that are already registered, and register the pages in between."""
+        """Share already registered pieces, and register the pages between them."""
         while begin < end:
             piece = next((piece for piece in _pieces if piece.begin <= begin < piece.end), None)
             if piece is None:
@@ -102,13 +102,13 @@ class Registration:
 def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Piece:
     first, last = max(begin, host.address), min(end, host.end) - 1
     address = driver.device_address(first)
-    # The owner of the memory may have registered it, as torch does with pinned tensors.
+    # The memory's owner may have registered it already, as torch does for pinned tensors.
     is_ours = address is None or driver.device_address(last) is None
     if is_ours:
         size = format_bytes(end - begin)
         if not host.has_own_pages and (begin < host.address or host.end < end):
-            # The driver refuses a copy whose bytes are only partly in registered pages. So copies
-            # of the other memory in these pages would fail, for all users of the device.
+            # Do not register another owner's bytes: the driver would refuse that owner's copies, if
+            # they are only partly in registered pages.
             raise RefusedError(
                 f"{size} of host memory cannot be registered, because it may share a page with "
                 "other memory; use a HostPool, a mapping or pinned memory"
@@ -124,7 +124,7 @@ def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Pi
 
 
 def _cuts(host: HostLayout) -> list[int]:
-    """Return the boundaries of the pieces in ascending order. Each one is a page boundary."""
+    """Return the boundaries of the pieces, in ascending order. All are page boundaries."""
     page_bytes = mmap.PAGESIZE
     piece_bytes = max(1, MAX_REGISTER_BYTES // host.row_bytes) * host.row_bytes
     between = range(host.address + piece_bytes, host.end, piece_bytes)

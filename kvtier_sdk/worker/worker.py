@@ -1,4 +1,4 @@
-"""The worker, which copies between the blocks of a device and the slots of a pool."""
+"""The worker, which copies between a device's blocks and a pool's slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvtier_sdk.worker.planning import Int64s, JobPlan, share_of
 
 _log = logging.getLogger("kvtier.worker")
 
-#: At exit, the process waits at most this long for a worker that was dropped without ``shutdown``.
+#: Time limit at the process's exit for a worker that was dropped without ``shutdown``.
 _EXIT_WAIT_S = 5.0
 
 
@@ -31,12 +31,12 @@ class CopyResult:
     """The result of a job.
 
     Attributes:
-        job_id: the id that was submitted.
+        job_id: the submitted id.
         operation: ``STORE`` or ``LOAD``.
-        success: true if the whole job was copied. After a failure the content of the destinations
+        success: true if the whole job was copied. After a failure, the content of the destinations
             is undefined.
-        size_bytes: size of the whole job, even after a failure.
-        duration_s: seconds from the first byte to the last, without the time in a queue.
+        size_bytes: the whole job's size, even after a failure.
+        duration_s: seconds from the first byte to the last, excluding the time in a queue.
         error: the reason for a failure; ``None`` after a success.
     """
 
@@ -53,7 +53,7 @@ class _Job:
     job_id: int
     operation: Operation
     size_bytes: int
-    #: ``None`` until the copy starts. A job without blocks has no copy and ends at once.
+    #: ``None`` until the copy starts. A job without blocks has no copy, and ends immediately.
     copy: Copy | None = None
     is_started: bool = False
 
@@ -73,20 +73,19 @@ class OffloadWorker:
     """A worker that copies blocks to slots and back, in the background.
 
     A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
-    that, nothing reads or writes the job's blocks and slots, even if the job failed. Until then,
+    that, the worker does not access the job's blocks and slots, even if the job failed. Until then,
     the caller must not write the blocks and slots, nor read the destinations, which hold a mixture
-    of old and new bytes. Jobs of one direction begin in the order of submission, except
-    that expedited loads overtake other loads; jobs can end in another order. Loads overtake stores,
-    so there is no order between loads and stores. Any thread may call any method.
+    of old and new bytes. Jobs of one direction begin in the order of submission, except that
+    expedited loads overtake other loads. Jobs may end in any order, and loads overtake stores. Any
+    thread may call any method.
 
     Args:
-        groups: the KV-cache groups in the order of their index; all on one device.
+        groups: the KV-cache groups in the order of their indices, all on one device.
         host: the slots, as bytes of shape (slots, part) such as ``HostPool.part`` returns. The
-            worker keeps the memory alive. Rows may have gaps between them. If the memory is
-            read-only, as in a replicated pool for all workers but the first, the worker can only
-            load.
-        device: the device that copies the bytes; the worker closes it. By default, the tensors'
-            device determines the class.
+            worker keeps the memory alive. Rows may have gaps between them. A worker with read-only
+            memory can only load, like all but the first in a replicated pool.
+        device: the device that copies the bytes, which the worker closes. By default, the worker
+            makes a device that fits the tensors.
 
     Raises:
         ConfigError: the groups or the memory are unsuitable, a chunk is longer than a row of
@@ -120,9 +119,9 @@ class OffloadWorker:
         except BaseException:
             self._device.close()
             raise
-        # Plans hold only addresses, so the finalizer keeps the memory alive until all copies end.
+        # Plans contain only addresses, so the finalizer must keep the memory alive.
         self._drop = weakref.finalize(self, _end_dropped, self._device, self._jobs, (groups, host))
-        # When the process ends, do not wait for workers that were never dropped.
+        # At the process's exit, do not wait for workers that were never dropped.
         self._drop.atexit = False
 
     def submit_store(
@@ -133,22 +132,22 @@ class OffloadWorker:
         *,
         after: StreamOrEvent | None = None,
     ) -> None:
-        """Start copying blocks into slots, and return before the copy has ended.
+        """Start copying blocks into slots in the background.
 
         Args:
             job_id: the job's id, different from the ids of all unreported jobs.
-            device_blocks: the sources. Plain ids are blocks of the only group, and the first block
-                begins a chunk.
-            slots: the destinations, all different: one for each chunk that the blocks touch, group
-                after group. If the job has only some blocks of a chunk, only those are written.
-            after: the stream that computes the blocks, or an event recorded there. The copy begins
-                after all work queued on the stream so far, or after the event. Do not record the
-                event again before the job has ended. Required on an accelerator, where a copy
-                might otherwise read blocks that are still being computed; ignored on a CPU.
+            device_blocks: the source blocks. Pass plain ids if there is only one group and the
+                first block is the first of a chunk.
+            slots: distinct destinations, one for each chunk that the blocks touch, ordered by
+                group. If the job has only some blocks of a chunk, only these blocks are written.
+            after: the stream that computes the blocks, or an event recorded on that stream. The
+                copy begins after all work queued on the stream so far, or after the event. Do not
+                record the event again before the job has ended. An accelerator requires this
+                argument, because a copy might otherwise read unfinished blocks; a CPU ignores it.
 
         Raises:
-            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing;
-                nothing was copied.
+            ValueError: ids, slots or counts do not fit the geometry, or ``after`` is missing; no
+                byte was copied.
             KVTierError: the worker is shut down, or its host memory is read-only.
         """
         if not self._host.writable:
@@ -164,14 +163,14 @@ class OffloadWorker:
         expedited: bool = False,
         after: StreamOrEvent | None = None,
     ) -> None:
-        """Start copying slots into blocks, and return before the copy has ended.
+        """Start copying slots into blocks in the background.
 
-        ``job_id`` and errors are as for :meth:`submit_store`.
+        ``job_id`` and the errors are as for :meth:`submit_store`.
 
         Args:
-            device_blocks: the destinations, as for :meth:`submit_store`; all different in a group.
-            slots: the sources, one for each chunk that the blocks touch, group after group.
-            expedited: let this load overtake other loads, even a large load that has begun.
+            device_blocks: the destinations, as for :meth:`submit_store`, distinct in each group.
+            slots: the sources, one for each chunk that the blocks touch, ordered by group.
+            expedited: true to let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`, for the stream that may still use the blocks.
         """
         self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited, after)
@@ -191,21 +190,21 @@ class OffloadWorker:
         return results
 
     def wait(self, job_ids: Iterable[int]) -> None:
-        """Block until the jobs of ``job_ids`` have ended. ``get_finished`` still reports them.
+        """Block until the jobs ``job_ids`` have ended. ``get_finished`` still reports them.
 
-        Ids of jobs that were reported or never submitted are ignored. On a CPU the calling thread
-        copies the parts that no other thread has begun.
+        The method ignores ids of jobs that were reported or never submitted. On a CPU, the calling
+        thread copies the parts that no other thread has begun.
         """
         with self._started:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
-            # Another thread may still be starting some of these jobs.
+            # Another thread may still be starting these jobs.
             self._started.wait_for(lambda: all(job.is_started for job in jobs))
         for job in jobs:
             if job.copy is not None:
                 job.copy.wait()
 
     def shutdown(self) -> None:
-        """Wait for every job, and release threads, streams, pinned memory, slots and KV tensors.
+        """Wait for all jobs, and release threads, streams, pinned memory, slots and KV tensors.
 
         ``get_finished`` still reports the jobs that have ended. A second call does nothing. If a
         worker is dropped without this call, a background thread does the same.
@@ -217,7 +216,7 @@ class OffloadWorker:
             jobs = list(self._jobs)
         self.wait(jobs)
         self._device.close()
-        # Detaching also drops the references to the memory.
+        # Detach the finalizer, which also drops its references to the memory.
         self._drop.detach()
 
     def __enter__(self) -> OffloadWorker:
@@ -245,7 +244,7 @@ class OffloadWorker:
             if job_id in self._jobs:
                 raise ValueError(f"job {job_id} has not been reported yet")
             self._jobs[job_id] = job
-        # Do not hold the lock here, because the driver may need long to start a copy.
+        # Do not hold the lock here, because the driver may take long to start a copy.
         try:
             if plan.shares:
                 job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
@@ -299,19 +298,19 @@ class OffloadWorker:
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Close the device in a new thread. A copying thread may run this, and cannot join itself."""
+    """Close the device in a new thread, because a copying thread could not join itself."""
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True
     )
     end.start()
-    # Wait, because a thread that frees a tensor while the interpreter exits aborts the process.
-    # Limit the wait, because a thread that waits for a stuck stream never ends.
+    # At exit, wait for the thread, because freeing a tensor during the interpreter's exit would
+    # abort the process. Limit the wait, because a stuck stream would block the thread forever.
     atexit.register(end.join, _EXIT_WAIT_S)
 
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Wait for the jobs, then close the device; ``memory`` keeps tensors and slots alive."""
+    """Wait for the jobs, and close the device. ``memory`` keeps tensors and slots alive."""
     for job in list(jobs.values()):
         if job.copy is not None:
             job.copy.wait()
@@ -347,7 +346,7 @@ def _indices(what: str, values: Indices) -> Int64s:
 
 
 def _check_range(what: str, ids: Int64s, limit: int) -> None:
-    # As an unsigned number, a negative id exceeds any limit.
+    # A negative id, read as an unsigned number, exceeds any limit.
     if (ids.view(np.uint64) >= limit).any():
         raise ValueError(f"{what} must be from 0 to {limit - 1}, not {ids.min()} to {ids.max()}")
 

@@ -1,4 +1,4 @@
-"""A fixture that records figures of the checks on a device, for the report."""
+"""A fixture that records figures measured on the device, for the report."""
 
 from __future__ import annotations
 

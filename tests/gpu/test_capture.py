@@ -1,7 +1,7 @@
 """An engine polls during a graph capture, in the capturing thread or in another thread.
 
-Some drivers do not allow a query for the end of a copy during a capture. Such a query would spoil
-the capture, or the worker would report a job as failed while its copy is still running.
+Some drivers refuse to report during a capture whether a copy has ended. A query would spoil the
+capture, or make the worker report a job as failed while the job's copy is still running.
 """
 
 from __future__ import annotations

@@ -25,11 +25,10 @@ _PATIENCE_S = 20.0
 
 
 def test_dropped(figure: Figure) -> None:
-    """Drop a worker during a store; then copy to the same memory, and to new memory.
+    """A dropped worker keeps its memory until its copies have ended, and then unregisters it.
 
-    The driver keeps the pages of registered memory that is freed. If new memory gets the same
-    address, copies can go to the old pages. So a dropped worker keeps its memory until its copies
-    have ended, and then unregisters the memory.
+    If freed memory stayed registered, the driver would keep its pages, and copies to new memory at
+    the same address could go to the old pages.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0

@@ -1,4 +1,4 @@
-"""Versions, the driver, the device's abilities, and the machine's limits."""
+"""Reports versions, the driver, the device's capabilities and the machine's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine computes on its own stream, and submits from its own or another thread."""
+"""An engine computes on its own stream, and submits copies from the same or from another thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that the engine's thread takes to submit copies that cannot begin yet."""
+"""Submitting copies that cannot begin yet does not block the engine's thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_submission(figure: Figure) -> None:
     # Use every second block, in random order, so that no two blocks are copied as one.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
-        # The first copies may wait for the device, because the driver prepares itself.
+        # Warm up, because the driver's first copies may wait for the device.
         worker.submit_store(1, ids[:1], slots[:1], after=computing())
         worker.submit_load(2, ids[1:2], slots[1:2], after=computing())
         finish(worker, 1, 2)

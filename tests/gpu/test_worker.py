@@ -118,7 +118,7 @@ def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> Non
     group = layers(64, 16384)
     host = mapped(64, group.chunk_bytes)
     host[:] = 9
-    # The first launch of fill_ loads its code, which waits for the device.
+    # Launch fill_ now, because its first launch loads code, and waits for the device.
     group.tensors[0].tensor.fill_(1)
     with OffloadWorker([group], host) as worker:
         torch.cuda._sleep(200_000_000)
@@ -160,9 +160,9 @@ def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCapture
 
 
 def test_memory_beside_the_slots_can_be_copied() -> None:
-    """The driver refuses copies of memory that is registered in part."""
+    """The driver refuses to copy memory that is only partly registered."""
     kv = KVTensor(random_blocks(4, 4096))
-    # This array begins inside a page, and seems to be no part of the mapping.
+    # This array begins inside a page, so the worker does not take it for a whole mapping.
     whole = np.frombuffer(mapped(17, 4096).reshape(-1).data[500:], np.uint8)
     begin, end = 4 * 4096, 8 * 4096
     host = whole[begin:end].reshape(4, 4096)
@@ -184,7 +184,7 @@ def test_memory_that_is_not_registered_is_warned_of(caplog: pytest.LogCaptureFix
     try:
         with OffloadWorker([KVGroup([kv])], host) as worker:
             assert "did not register 16 KiB" in caplog.text
-            # The error of the refusal must not surface in the engine's next kernel.
+            # The error from the refused call must not surface in the engine's next kernel.
             kv.tensor.add_(1)
             worker.submit_store(1, [1, 2, 3], [0, 2, 3], after=computing())
             worker.wait([1])

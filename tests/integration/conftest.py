@@ -1,4 +1,4 @@
-"""Fixtures for runners and empty stores, for wheels, and for installed packages."""
+"""Fixtures: runners, empty stores, wheels and installed packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.live import CHUNK_BYTES
 from support.runners import RUNNERS
 from support.stores import Folder, RedisStore, S3Store, Store
 
-#: The ``open`` method of a tier that logs a password, and raises an error that quotes it.
+#: A tier's ``open`` method, which logs a password and raises an error that quotes it.
 CLUMSY = """
     async def open(self):
         self.context.logger.warning("mind //ada:hunter2@host")
@@ -84,7 +84,7 @@ def faulty_site(install_package: Install) -> Path:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with built wheels of kvtier-sdk and kvtier-vllm."""
+    """Build the wheels of kvtier-sdk and kvtier-vllm; return their directory."""
     directory = tmp_path_factory.mktemp("wheels")
     for package in (ROOT, ROOT / "engines/vllm"):
         build_wheel(package, directory)

@@ -1,4 +1,4 @@
-"""``kvtier backends`` lists the installed backends, and says why the broken ones fail."""
+"""``kvtier backends`` lists the installed backends, with the error of each broken backend."""
 
 from __future__ import annotations
 

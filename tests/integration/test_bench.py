@@ -1,4 +1,4 @@
-"""``kvtier bench`` measures tiers, and leaves none of its chunks in them."""
+"""``kvtier bench`` measures tiers, and then removes its chunks from the tiers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvtier_sdk import Namespace
 from kvtier_sdk.cli.bench import _cpu_s
 
 VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
-#: Two rounds of two batches, with few bytes.
+#: Two rounds of two batch sizes, with few bytes.
 QUICK = ("--chunk", "64KiB", "--batch", "1", "--batch", "4", "--rounds", "2", "--total", "8MiB")
 
 
@@ -35,7 +35,7 @@ def test_it_measures_tiers_and_leaves_nothing(tmp_path: Path) -> None:
     operations, tiers = ("store", "load"), ("file", "memory")
     assert cases == [(of, to, n) for n in (1, 4) for to in operations for of in tiers]
     for of in measured:
-        # Each of two rounds moves a quarter of the total.
+        # For each of the two batch sizes, each of the two rounds moves a quarter of the total.
         assert of["moved_bytes"] == 2 * 2 * 2**20
         assert of["bytes_per_s"] > 1e5
         assert 0 < of["p50_s"] <= of["p99_s"] < 60

@@ -31,8 +31,7 @@ from kvtier_sdk.testing import (
 from kvtier_sdk.testing.conformance import chunks, outages
 from kvtier_sdk.testing.conformance.rules import run_check
 
-#: Checks that use threads, processes or real delays. All other checks run on virtual time, where a
-#: call that never ends reaches its time limit at once.
+#: Checks that need real time. All others run on virtual time, where a hung call times out at once.
 REAL_TIME = {
     "check_it_runs_in_a_process",
     "check_it_runs_in_a_thread",
@@ -74,7 +73,7 @@ def outcomes_of(
 
 @pytest.fixture(autouse=True)
 def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt small chunks, and send big batches only where these are tested."""
+    """Use small chunks in the outage checks, and big batches only in the tests of big batches."""
     monkeypatch.setattr(outages, "_CHUNK_BYTES", CHUNK_BYTES)
     if not re.search("big_?batch", request.node.name, re.IGNORECASE):
         monkeypatch.setattr(chunks, "_BIG_BATCH", 32)
@@ -83,7 +82,7 @@ def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
 def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
     own = CHECKS[tier.fails]
-    # A quarter of the other checks keeps the test short; each check meets every fourth tier.
+    # To save time, run a quarter of the other checks, so that each check meets every fourth tier.
     others = list(CHECKS.values())[BROKEN_TIERS.index(tier) % 4 :: 4]
     checks = [own, *(c for c in others if c.name not in IN_A_PROCESS and c is not own)]
     failed = {name: str(error) for name, error in outcomes_of(tier, checks).items()}
@@ -149,8 +148,6 @@ def test_the_search_for_a_shorter_sequence_is_bounded() -> None:
 
 
 class Unsteady(ShelfTier):
-    """A tier whose first load returns wrong bytes."""
-
     async def load_chunk(self, transfer: Transfer) -> None:
         await super().load_chunk(transfer)
         if "unsteady" not in self.shelf.marks:
@@ -194,8 +191,6 @@ class NoCoroutine(ShelfTier):
 
 
 class NoVersion(ShelfTier):
-    """A tier for a contract version that does not exist yet."""
-
     contract_version = 2
 
 

@@ -1,4 +1,4 @@
-"""``docs/afternoon.md`` names the packages that the demo needs, and shows the demo's output."""
+"""The README and ``docs/afternoon.md`` show the output of ``demo.py`` and ``afternoon.py``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KVTIER = str(Path(sys.executable).with_name("kvtier"))
 _VARYING = re.compile(
     r"\S*(/kvtier-demo-)\w+|\S*bin/(?=kvtier )|\d+\.\d\d(?= |$)|\d+\.\d(?= u?s\b)"
 )
-#: What depends on the tier of a hit, which varies because a prompt's chunks arrive in several
-#: parts: each tier's hits, what the host pool evicts, and what is loaded from files.
+#: Figures that vary because a prompt's chunks arrive in several parts, so that either tier may
+#: serve a hit: each tier's hits, the host pool's evictions, and the loads from files.
 _BY_TIER = re.compile(
     r"(?<=^host) [\d,]+ \S+%|(?<=^file) [\d,]+ \S+%|(?<=- )[\d,]+$|[\d.]+ \w+(?= 0$)"
     r"|[\d,]+(?= in the files)"

@@ -1,4 +1,4 @@
-"""The base for kustomize renders, satisfies Kubernetes' schemas, and its parts fit together."""
+"""The kustomize base renders and satisfies Kubernetes' schemas, and its parts fit together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.reader
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
-#: The user who runs the engine, and his group.
+#: The user id and the group id of the engine.
 USER = 1000
 
 
@@ -114,7 +114,7 @@ def test_the_configuration_fits_the_pod(pod: Any, options: Any) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes the pod's user")
 def test_the_engines_user_can_use_its_secrets(pod: Any, tmp_path: Path) -> None:
-    """Kubernetes mounts a secret as links to files of root, which fsGroup lets the group read."""
+    """A mounted secret consists of links to root's files, which ``fsGroup`` lets the group read."""
     security = pod["securityContext"]
     assert {security[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {USER}
     data = tmp_path / "secrets" / "..data"

@@ -1,4 +1,4 @@
-"""An operator reads what has happened in an engine, while it runs and after its end."""
+"""``kvtier events`` shows an engine's history, both while it runs and after it has stopped."""
 
 from __future__ import annotations
 

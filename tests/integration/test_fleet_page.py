@@ -1,4 +1,4 @@
-"""The files of the page for fleets are accepted as they stand, and agree with each other."""
+"""The example files for fleets are valid as they stand, and agree with each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def argument(words: list[str]) -> str:
 
 
 def accepted(config: str, tmp_path: Path) -> dict[str, Any]:
-    """Return the options of a transfer config that ``kvtier check`` accepts."""
+    """Assert that ``kvtier check`` accepts a transfer config; return its options."""
     path = tmp_path / "kv.json"
     path.write_text(config)
     done = kvtier("check", "--no-dry-run", path)

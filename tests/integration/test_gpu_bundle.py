@@ -1,4 +1,4 @@
-"""The bundle of GPU tests is built and runs on a machine without a GPU."""
+"""The bundle of GPU tests can be built and run on a machine without a GPU."""
 
 from __future__ import annotations
 

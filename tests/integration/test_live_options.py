@@ -1,4 +1,4 @@
-"""An operator changes options of a running engine by its socket."""
+"""An operator changes options of a running engine through its admin socket."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_running_tier_follows_and_its_restart_does_not(tmp_path: Path, runner:
         assert capacity.split() == ["capacity", "32", "KiB", "configured:", "-"]
         assert deadline.split() == ["load_deadline", "10", "s", "configured:", "20", "s"]
         assert restart == "A restart returns to the configuration: write there what should stay."
-        # A process gets the change beside its jobs, so it may come after some of them.
+        # The change and the jobs reach a tier's process separately, so some jobs may come first.
         for key in KEYS[8:]:
             engine.store(request, key)
             if stats.evicted_chunks:
@@ -105,7 +105,7 @@ def test_a_process_keeps_its_options_if_it_refuses_new_ones(
     spec = TierSpec.from_url(f"file://{tmp_path}/kv?runner=process&lookup_deadline=20s")
     with live([spec]) as engine:
         runner: Any = engine.manager.clients[0]._runner
-        # The engine checks options first, so only a process that knows more refuses them.
+        # Call the process directly, because the engine would refuse these options itself.
         runner._call_soon(runner._child.change, {"retries": 1, "capacity": "1 parsec"})
         while "its process keeps the options that it has" not in caplog.text:
             engine.step()
@@ -155,7 +155,7 @@ def test_by_default_the_socket_is_where_only_its_user_can_enter(
     with live(["memory:"], admin_socket="auto"):
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
         assert [one.name for one in own.glob("*.sock")] == [f"kvtier-{os.getpid()}.sock"]
-        # A directory with one engine means that engine; another process has a dead one's number.
+        # The command accepts a directory with one live engine. No process listens on this socket.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(own / "kvtier-1.sock"))
         assert "load_deadline" in kvtier("set", own, "memory").stdout

@@ -1,4 +1,4 @@
-"""A tool that opens a tier beside its engines reads the chunks and changes nothing."""
+"""A maintenance tool reads the chunks of a tier that engines use, without changing the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvtier new-backend`` makes a project that passes its own tests, or says why it cannot."""
+"""``kvtier new-backend`` makes a project that passes its own tests, or reports why it cannot."""
 
 from __future__ import annotations
 

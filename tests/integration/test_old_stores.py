@@ -1,4 +1,4 @@
-"""Every chunk of a store that an earlier version has written is found and read."""
+"""kvtier finds and reads every chunk of a store that an earlier version wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvtier plan`` as its page shows it: forecasts, costs, a configuration that works, a page."""
+"""``kvtier plan`` forecasts hit rates and costs, and suggests a configuration that works."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvtier_sdk import TierSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 CHUNK = 1 << 20
-#: A month has so many times the seconds of the trace.
+#: A month of 30 days, to which ``kvtier plan`` scales the trace.
 MONTH_S = 30 * 86_400
 
 
@@ -63,7 +63,7 @@ def test_its_figures_follow_from_the_flow(tmp_path: Path, trace: Path) -> None:
     wear = tier("memory:", full_writes=1000, replacement=0.2, million_puts=5, million_gets=1)
     paid = prices(tmp_path / "prices.toml", wear)
     found = plan(trace, "--prices", paid, "--all")
-    # A forecast leaves out the begin of the trace.
+    # A forecast ignores the start of the trace, so the totals agree only roughly.
     total, asked = asked, found["without"]["first_token_s"] * len(requests) / 0.04
     assert asked == pytest.approx(total, rel=0.1)
     months = MONTH_S / len(requests)
@@ -86,7 +86,7 @@ def test_its_figures_follow_from_the_flow(tmp_path: Path, trace: Path) -> None:
             years = 1000 * of["tier_bytes"] / of["written_bytes"] / 365
             assert of["life_years"] == pytest.approx(years)
         assert of["storing"] == pytest.approx(storing)
-    # The suggested option is the cheapest, and no other one shown without --all is better than it.
+    # Without --all, an option is shown only if no cheaper option is as fast to the first token.
     cheapest = min(options, key=lambda of: of["storing"] + of["computing"])
     best = plan(trace, "--prices", paid)
     assert best["suggested"] == cheapest

@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small raises an error and never kills the process with SIGBUS."""
+"""A pool that does not fit into /dev/shm raises an error, and never causes a fatal SIGBUS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_pool_that_is_larger_than_shared_memory_is_refused() -> None:
         ), said
         assert os.listdir("/dev/shm") == []
         HostPool.join("one", PoolLayout(7, 4 << 20)).close()
-        # Without a name it is memory that counts.
+        # A pool without a name is anonymous memory, which /dev/shm does not limit.
         HostPool.create(PoolLayout(10, 4 << 20)).close()
         """,
     )

@@ -1,4 +1,4 @@
-"""``kvtier replay`` plays a workload from the command line, and counts what it hits."""
+"""``kvtier replay`` plays a workload from the command line, and counts the hits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_closed_loop_is_exact_whatever_the_pool(slots: str) -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "returns"])
 def test_the_policy_sees_the_times_of_the_trace_and_hits_as_in_a_simulation(policy: str) -> None:
-    # The replay takes a second; the requests are half a minute apart.
+    # The policy must see the 30 s between requests, although the replay takes only a second.
     workload = [
         dataclasses.replace(request, arrived_s=30.0 * n, stop=f"stop {n % 2}")
         for n, request in enumerate(chat_workload(300, 1))
@@ -213,7 +213,7 @@ def test_a_file_says_what_no_flag_says(tmp_path: Path) -> None:
     by_file = json.loads(done.stdout)
     assert [tier["name"] for tier in by_file["tiers"]] == ["host", "disk", "memory"]
     assert files(tmp_path / "kv")
-    # The command-line options override the file's. A pool with so many slots evicts nothing.
+    # The command-line options override the file's. A pool of 2,000 slots does not evict chunks.
     done = kvtier(*common, "--config", str(config), "--slots", "2000", "--tier", "memory:?name=m")
     host, memory = json.loads(done.stdout)["tiers"]
     assert (host["evicted_blocks"], by_file["tiers"][0]["evicted_blocks"] > 0) == (0, True)

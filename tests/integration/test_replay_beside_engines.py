@@ -1,4 +1,4 @@
-"""A replay into a store that engines use removes none of their chunks."""
+"""A replay into a store that engines use does not remove the engines' chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
 ENGINES_KEYS = keys_from(0, 20)
 
 
-# The options of a tier or the limit of a server evict chunks; an S3 tier has options as files have.
+# S3 is left out, because its tier limits itself by options, as the file tier does.
 @pytest.mark.parametrize(
     "empty_store", [Folder, RedisStore], ids=lambda kind: kind.name, indirect=True
 )

@@ -56,7 +56,7 @@ def drawings(page: str) -> list[ET.Element]:
 
 
 def tips(drawing: ET.Element) -> list[dict[str, str]]:
-    """Return what the pointer shows over each column: the values by their names."""
+    """Return the tooltip of each column as a mapping of names to values."""
     titles = [title.text or "" for title in drawing.iter("title")]
     return [dict(line.rsplit(": ", 1) for line in title.split("\n")[1:]) for title in titles]
 

@@ -1,4 +1,4 @@
-"""The credentials of a bucket change while an engine uses it."""
+"""The credentials of a bucket change while an engine uses the bucket."""
 
 from __future__ import annotations
 

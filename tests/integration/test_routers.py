@@ -1,13 +1,15 @@
-"""Routers hear of files: of an engine that is idle or new, and whatever another process does."""
+"""An idle engine announces all chunks of a file tier to routers, whoever changes the files."""
 
 from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 
 pytest.importorskip("zmq")
@@ -21,7 +23,7 @@ from kvtier_sdk import make_offload_key
 from kvtier_sdk.engine import ChunkNote
 
 KEYS = [make_offload_key(n.to_bytes(32, "big")) for n in range(1, 5)]
-#: Tokens that would be easy to find in a file.
+#: Tokens that are easy to find in a file.
 TOKENS = [0x7A3B1F] * 16
 
 
@@ -35,11 +37,15 @@ def url(directory: Path, **options: str) -> str:
     return f"file://{directory}/kv?{urlencode({'scan_interval': '200ms', **options})}"
 
 
-def store(engine: Live) -> None:
+def make_note(block: int) -> ChunkNote:
+    return ChunkNote([block], block - 1 if block else None, TOKENS, 16)
+
+
+def store(engine: Live, *, notes: bool = True) -> None:
     manager, request = engine.manager, engine.begin("r")
     manager.prepare_store(KEYS, request)
-    for n, key in enumerate(KEYS):
-        manager.describe(key, ChunkNote([n], n - 1 if n else None, TOKENS, 16))
+    for n, key in enumerate(KEYS if notes else []):
+        manager.describe(key, partial(make_note, n))
     manager.complete_store(KEYS, request)
     manager.on_request_finished(request)
     engine.rest()
@@ -66,6 +72,30 @@ def test_a_router_hears_of_files_from_an_engine_that_never_steps(
     router.close()
 
 
+def test_a_loaded_chunks_note_reaches_the_tiers_that_store_the_chunk_then(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    shared = f"file://{tmp_path}/shared?name=shared"
+    disk = url(tmp_path, store_policy="after_hits:1")
+    with live([shared]) as engine:
+        store(engine, notes=False)
+    router = Router(options["events_endpoint"], options["events_replay_endpoint"])
+    with live([disk, shared], **options) as engine:
+        manager, request = engine.manager, engine.begin("r")
+        assert engine.settle(request, *KEYS) == ["HIT"] * len(KEYS)
+        for n, key in enumerate(KEYS):
+            manager.describe(key, partial(make_note, n))
+        router.await_blocks({0, 1, 2, 3}, medium="CPU")
+        manager.prepare_load(KEYS, request)
+        manager.complete_load(KEYS, request)
+        manager.on_request_finished(request)
+        engine.rest()
+    with live([disk], **options):
+        router.catch_up()
+        router.await_blocks({0, 1, 2, 3})
+    router.close()
+
+
 def test_a_router_hears_of_files_after_the_process_of_an_idle_engines_tier_has_died(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -88,8 +118,8 @@ def test_tokens_lie_in_files_as_the_tiers_codec_leaves_them(
     with live([url(tmp_path, **codec)], **options) as engine:
         store(engine)
     files = [path.read_bytes() for path in (tmp_path / "kv").rglob("*") if path.is_file()]
-    token = TOKENS[0].to_bytes(3, "big")
-    assert any(token in stored for stored in files) is not is_sealed
+    tokens = msgspec.msgpack.encode(TOKENS)
+    assert any(tokens in stored for stored in files) is not is_sealed
     router = Router(options["events_endpoint"], options["events_replay_endpoint"])
     with live([url(tmp_path, **codec)], **options):
         router.await_blocks({0, 1, 2, 3})

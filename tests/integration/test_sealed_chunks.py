@@ -1,4 +1,4 @@
-"""Engines share a store and use the same encryption keys, different keys, or none."""
+"""Engines share a store and use the same encryption keys, different keys, or no keys."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_explain_tells_present_from_absent_and_damaged(folder: Folder) -> None:
 
 def test_explain_computes_a_prompts_keys(folder: Folder, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.json"
-    # The answer of vLLM's /tokenize.
+    # vLLM's /tokenize answers in this form.
     prompt.write_text(json.dumps({"count": len(TOKENS), "tokens": TOKENS}))
     words = ["--namespace", of_ours(LLAMA), "--tokens", str(prompt)]
     (salted,) = tier("explain", folder.url, *words, "--salt", "acme")["tiers"]

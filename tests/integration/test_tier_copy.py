@@ -1,4 +1,4 @@
-"""``kvtier tier verify`` finds damaged chunks; ``copy`` loses none, even when it is killed.
+"""``kvtier tier verify`` finds damaged chunks; ``copy`` loses no chunk, even if it is killed.
 
 ``KVTIER_COPY_CHUNKS`` sets the number of chunks to copy.
 """
@@ -85,7 +85,6 @@ def test_verify_finds_each_of_50_damaged_chunks_and_repairs(folder: Folder, tmp_
 
 
 def killed_and_completed(src: Store, dst: Store, chunks: int) -> dict[str, Any]:
-    """Kill a copy half-way, then return the result of a complete run."""
     words = ["tier", "copy", "--json", "--rate", "64MiB", src.url, dst.url]
     command = [sys.executable, "-c", "from kvtier_sdk.cli import main; main()", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -163,7 +162,7 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         for command in ("ls", "du"):
             said = f"{format_bytes(less_bytes)} (80 KiB / {sizes['ratio']:.2f})"
             assert said in kvtier("tier", command, less).stdout
-        # The options of DST decide, whatever the form of a chunk in SRC is.
+        # DST's options alone decide how a copied chunk is stored, whatever its form in SRC.
         codec = write_keys(tmp_path / "chunk.keys", OURS)
         plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
         sealed = server.tier_url("kv/sealed", compress="always", codec=codec)
@@ -214,7 +213,7 @@ def test_rounded_chunks_are_verified_and_stay_apart_from_exact_ones(tmp_path: Pa
         for url in (fp8, one):
             namespaces = tier("verify", url)["namespaces"]
             assert sum(found["whole"] for found in namespaces) == 20
-        # Rounded chunks keep the fact, whatever the options of DST are.
+        # Rounded chunks keep their namespace, whatever DST's options are.
         tier("copy", one, f"{other}&compress=always")
         assert contents(other, exact, keys) == [None] * 20
         assert contents(other, rounded, keys) == chunks
@@ -264,7 +263,7 @@ def test_a_rate_is_of_stored_bytes(
         assert f"20 compressed; the whole ones take {sizes}" in capsys.readouterr().out
         moved.clear()
         copy_command(less, plain)
-        # The store of the last four chunks ends after the last wait.
+        # Only 16 of 20 chunks count, because the last four are stored after the last wait.
         assert sum(moved) == 16 * (CHUNK_BYTES + 64) > less_bytes
         moved.clear()
         copy_command(plain, server.tier_url("kv/again", compress="always"))

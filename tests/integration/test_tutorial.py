@@ -24,7 +24,7 @@ _MARK = "--- block {} ---"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. ``kind`` is the word after the fence, ``file`` the path to write to."""
+    """A fenced block. ``kind`` is the word after the fence; ``file`` is the path to write to."""
 
     kind: str
     text: str

@@ -1,4 +1,4 @@
-"""Type checkers reject wrong signatures in users' code, and know the type of each public name."""
+"""Type checkers reject wrong signatures in users' code, and infer the type of each public name."""
 
 from __future__ import annotations
 

@@ -48,10 +48,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Register a bug, the rules that can find it, and the first seed to try.
-
-    For a rare bug, first try a seed that is known to find the bug, because this saves time.
-    """
+    """Return a decorator that registers a bug, the rules that find it, and the first seed."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, seed, make
@@ -61,7 +58,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Make a bug that replaces a method with ``change(original, self, ...)``."""
+    """Return a decorator that makes a bug: ``change(original, self, ...)`` replaces a method."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)

@@ -1,6 +1,6 @@
-"""Routers know exactly what is in a shared store, whatever engines, others and the network do.
+"""Routers know a shared store's exact contents, despite lost messages, crashes and other processes.
 
-``KVTIER_INVENTORY_EVENTS=1000000`` plays so many changes; by default a few thousand.
+``KVTIER_INVENTORY_EVENTS`` sets the number of changes.
 """
 
 from __future__ import annotations

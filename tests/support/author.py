@@ -1,4 +1,4 @@
-"""Virtual environments like those of a backend author, who has our wheels but no source tree."""
+"""Virtual environments in which tests act as a backend author, with wheels but no source tree."""
 
 from __future__ import annotations
 
@@ -35,10 +35,7 @@ def stranger(wheels: Path) -> dict[str, str]:
 
 
 def environment_of(example: Path, wheels: Path, directory: Path) -> str:
-    """Install an example and the SDK in a new virtual environment; return the path of its Python.
-
-    Also copy the example's tests and pyproject.toml into the directory.
-    """
+    """Install an example in a new environment; copy its tests; return the environment's Python."""
     wheel = build_wheel(example, wheels)
     venv.create(directory / "env")
     python = str(directory / "env" / "bin" / "python")

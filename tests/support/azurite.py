@@ -22,8 +22,6 @@ _VERSION = "2021-08-06"
 
 
 class Azurite(ServerProcess):
-    """An Azurite server, whose container ``chunks`` survives :meth:`kill`."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / "azurite.log")
         self._directory = directory
@@ -31,7 +29,6 @@ class Azurite(ServerProcess):
 
     @staticmethod
     def program() -> str | None:
-        """Return the path of ``azurite-blob``, or ``None`` if it is not installed."""
         ours = Path(__file__).parents[2] / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
         return str(ours) if ours.exists() else shutil.which("azurite-blob")
 
@@ -73,7 +70,7 @@ class Azurite(ServerProcess):
         return True
 
     def _make_container(self) -> None:
-        # https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key
+        # See https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key.
         path = f"/{ACCOUNT}/{CONTAINER}"
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": _VERSION}
         signed = "\n".join(

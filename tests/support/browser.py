@@ -1,4 +1,4 @@
-"""Opens pages in a real browser, where one is installed."""
+"""Opens pages in Chromium, if Chromium is installed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ document.title = JSON.stringify(found);
 
 
 def measured(page: str, directory: Path) -> dict[str, Any]:
-    """Lay a page out; return the number of its drawings, and the texts that they clip."""
+    """Lay a page out in the browser; return its drawings, its clipped texts and its height."""
     assert BROWSER is not None
     copy = directory / "measured.html"
-    # The page's own policy forbids scripts.
+    # Remove the page's content security policy, because it forbids scripts.
     copy.write_text(re.sub(r"<meta http-equiv[^>]*>", "", page) + _SCRIPT)
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900", "--dump-dom"]
     done = subprocess.run(

@@ -79,10 +79,7 @@ async def check_no_copies(
     *,
     heads_bytes: int = 0,
 ) -> None:
-    """Assert that a load or store of eight chunks moves bytes only in the transfers' buffers.
-
-    Up to ``heads_bytes`` bytes may move elsewhere, because they arrive with responses' headers.
-    """
+    """Fail if more bytes are copied than the ``heads_bytes`` that arrive with headers."""
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8
     batch = list(map(bench.empty, stored) if operation == "load" else map(bench.full, fresh))

@@ -6,6 +6,5 @@ import pytest
 
 from kvtier_sdk.core_form import IS_COMPILED
 
-#: A compiled module calls its own methods directly, even if a test has replaced them. A compiled
-#: module also has no docstrings.
+#: A compiled module has no docstrings, and ignores a test's replacements of its own methods.
 pure_core_only = pytest.mark.skipif(IS_COMPILED, reason="needs the pure Python core")

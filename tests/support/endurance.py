@@ -37,8 +37,7 @@ _SAMPLES = 40
 _MOST_SLOTS = 4000
 #: A run with fewer requests is not checked for growth, because it ends while memory still fills.
 _LONG_REQUESTS = 20_000
-#: Allowed relative growth from the second quarter of the run to the last quarter, because
-#: allocators grow in steps.
+#: Relative growth allowed from the second to the last quarter, because allocators grow in steps.
 _GROWTH = 0.05
 _MORE = 4  # absolute growth allowed in addition, because tiers reconnect after faults
 _FAULT_EVERY_S = 1.0
@@ -148,7 +147,7 @@ def faults(server: Server, root: Path, happened: Counter[str]) -> Iterator[None]
         server.resume()
 
     def kill() -> None:
-        """redis-server killed, and started again, empty"""
+        """redis-server killed and restarted empty"""
         server.kill()
         over.wait(_FAULT_S)
         server.start()

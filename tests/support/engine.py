@@ -37,8 +37,6 @@ A, B = RequestContext("a"), RequestContext("b")
 
 
 class FaultyTier(MemoryTier):
-    """A memory tier whose calls a test can make fail or hang."""
-
     def __init__(self, config: MemoryTierConfig, context: Any) -> None:
         super().__init__(config, context)
         self.on_load: Callable[[Transfer], TierError | None] = lambda transfer: None
@@ -174,7 +172,7 @@ class Engine(Live):
         return [self.manager.lookup(key, request).name for key in keys]
 
     def push_out(self, request: RequestContext) -> None:
-        """Evict all chunks from the primary tier, by storing one other chunk for each slot."""
+        """Evict all chunks from the primary tier by storing other chunks in all slots."""
         for start in range(32, 32 + self.pool.slots):
             self.store(request, KEYS[start])
             self.step(times=2)
@@ -197,10 +195,7 @@ Make = Callable[..., Engine]
 
 
 def stored_below(engine: Engine, *keys: OffloadKey) -> None:
-    """Store chunks, evict them from the primary tier, and forget which tier has them.
-
-    The manager must then look up a chunk before a load, as after an engine's restart.
-    """
+    """Leave chunks only in the tiers, unknown to the manager, as after a restart of the engine."""
     for start in range(0, len(keys), 4):
         engine.store(A, *keys[start : start + 4])
         engine.step(times=2)

@@ -1,4 +1,4 @@
-"""Compiles a C extension for tests, where it is not installed."""
+"""Compiles a C extension that is not installed, for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
 
 
 def compile_extension(source: Path, directory: Path, *flags: str) -> ModuleType | None:
-    """Compile and load an extension; return ``None`` without a compiler or Python's headers."""
+    """Compile and load an extension; return ``None`` if a compiler or a header is missing."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     headers = Path(sysconfig.get_path("include"))
     if compiler is None or not (headers / "Python.h").exists():

@@ -26,7 +26,7 @@ from kvtier_sdk.worker.planning import Int64s
 PAGE_BYTES = mmap.PAGESIZE
 REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
 WITHOUT_CONTEXT = 201
-#: Assumed: a driver keeps the caller waiting while a stream has more runs.
+#: Assume that a driver blocks its caller while a stream has more queued runs than this.
 MAX_QUEUED_RUNS = 1500
 RELAXED, GLOBAL = 2, 0
 PATIENCE_S = 30.0
@@ -39,7 +39,7 @@ class Stream:
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.work: deque[Callable[[], bool]] = deque()
-        self.runs = 0  # runs that are queued and not copied
+        self.runs = 0  # queued runs that are not copied yet
         with self.runtime.changed:
             self.runtime.streams.append(self)
             self.cuda_stream = len(self.runtime.streams)
@@ -69,8 +69,6 @@ class Stream:
 
 
 class Event:
-    """A fake event, with the number of recordings and the last recording that a stream reached."""
-
     runtime: FakeCUDA
 
     def __init__(self, enable_timing: bool = False) -> None:
@@ -105,7 +103,7 @@ class Event:
 class FakeCUDA:
     def __init__(self, limit_bytes: int = 1 << 60) -> None:
         self.pieces: dict[int, int] = {}  # sizes of registered memory areas, by address
-        self.pinned: dict[int, int] = {}  # the same of memory that the owner allocated pinned
+        self.pinned: dict[int, int] = {}  # sizes of memory allocated as pinned, by address
         self.error = 0
         self.limit_bytes = limit_bytes
         # Distance from the host address of registered memory to its device address.
@@ -167,7 +165,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Hold calls that queue copies. A call sets the first event; the second frees calls."""
+        """Block calls that queue copies; return the events that a call sets and that release it."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:
@@ -272,8 +270,6 @@ def without_triton(device: torch.device) -> PageKernel:
 
 
 class FakePageKernel(PageKernel):
-    """A page kernel that queues its copies on a stream."""
-
     def __init__(self, launch: Callable[..., None]) -> None:
         self.has_failed = False
         self.launches: list[bool] = []

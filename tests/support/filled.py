@@ -30,7 +30,7 @@ def keys_from(first: int, count: int) -> list[OffloadKey]:
 
 
 def floats(key: OffloadKey, chunk_bytes: int) -> bytes:
-    """Return a chunk of bfloat16 numbers, distributed as in a KV cache, which can be compressed."""
+    """Return a compressible chunk of bfloat16 numbers, distributed as in a KV cache."""
     numbers = np.random.default_rng(list(key)).standard_normal(chunk_bytes // 2, np.float32)
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 

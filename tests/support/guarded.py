@@ -1,4 +1,4 @@
-"""Buffers surrounded by guard bytes, which reveal a write outside the buffers."""
+"""Zeroed buffers with guard bytes at both ends, which reveal a write outside the buffers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ _GUARD = b"g" * 1000
 
 
 class GuardedBuffers:
-    """Zeroed buffers, side by side in one piece of memory, with guard bytes at both ends."""
-
     def __init__(self, *lengths_bytes: int) -> None:
         self._memory = bytearray(_GUARD + bytes(sum(lengths_bytes)) + _GUARD)
         view = memoryview(self._memory)[len(_GUARD) :]

@@ -1,4 +1,4 @@
-"""A runner without a thread: the test decides when the tier's loop runs."""
+"""A runner without a thread, whose loop runs only when the test says so."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 
 
 class InlineRunner:
-    """A runner on the caller's thread: a tier's loop runs only in calls such as :meth:`run_for`.
+    """A runner on the caller's thread, whose loop runs only in calls such as :meth:`run_for`.
 
     Args:
-        make_loop: makes the tier's loop; its argument is a function that receives the reports.
-        clock: makes the event loop; a virtual clock makes the test deterministic.
+        make_loop: makes the tier's loop from one argument, a function that receives the reports.
+        clock: makes the event loop. A virtual clock makes the test deterministic.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class InlineRunner:
         self._tier_loop = make_loop(self._reports.append)
 
     def start(self) -> bool:
-        """Open the tier. Return false if the first attempt failed; the loop then tries again."""
+        """Open the tier; return false if the first attempt failed. The loop then tries again."""
         return self._event_loop.run_until_complete(self._tier_loop.open())
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
@@ -41,14 +41,14 @@ class InlineRunner:
         return taken
 
     def peek(self) -> Sequence[Report]:
-        """Return the reports that the next :meth:`poll` will return, and keep them."""
+        """Return the reports since the last poll, and keep them for the next :meth:`poll`."""
         return list(self._reports)
 
     def suspect(self) -> None:
-        """Do nothing, because a tier that blocks its loop also blocks the caller."""
+        """Do nothing: a tier that blocks its loop also blocks the thread that would call this."""
 
     def options_changed(self) -> None:
-        """Tell the loop that live options have changed."""
+        """Notify the loop of changed live options."""
         self._tier_loop.options_changed()
 
     def log_end(self, topic: str, message: str) -> bool:
@@ -59,7 +59,7 @@ class InlineRunner:
         return True
 
     def run_for(self, duration_s: float) -> None:
-        """Run the tier's loop for ``duration_s`` seconds; with 0, run only the ready callbacks."""
+        """Run the tier's loop for ``duration_s`` seconds; 0 runs only the ready callbacks."""
         self._event_loop.run_until_complete(self._clock.sleep(duration_s))
 
     def drain(self, timeout_s: float) -> bool:
@@ -67,7 +67,7 @@ class InlineRunner:
         return self._event_loop.run_until_complete(self._tier_loop.drain(timeout_s))
 
     def close(self, timeout_s: float) -> None:
-        """Drain for ``timeout_s`` at most, close the tier, and close the event loop."""
+        """Drain the tier within ``timeout_s``, and close the tier and the event loop."""
         self.drain(timeout_s)
         self._event_loop.run_until_complete(self._tier_loop.close())
         end_event_loop(self._event_loop, self._clock)

@@ -1,4 +1,4 @@
-"""Debian's ``kubectl``, only unpacked, whose kustomize needs no cluster."""
+"""Finds ``kubectl``, whose kustomize needs no cluster."""
 
 from __future__ import annotations
 

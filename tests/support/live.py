@@ -92,7 +92,7 @@ def live(
     clock: Clock | None = None,
     **options: Any,
 ) -> Iterator[Live]:
-    """Open tiers and a manager over them, with long deadlines, because the machine may be busy."""
+    """Yield an engine over opened tiers, with long deadlines because the machine may be busy."""
     patience = {"lookup_deadline": "20s", "load_deadline": "20s"}
     specs = [
         TierSpec.from_url(tier, **patience) if isinstance(tier, str) else tier for tier in tiers

@@ -18,7 +18,6 @@ from kvtier_sdk.engine import open_manager, open_pool
 from kvtier_vllm.early_check import check_engine
 from support.live import Live
 
-#: The facts of the engine's namespace.
 ENGINE = {"model": "llama", "dtype": "bfloat16", "hash_seed": "0"}
 CHUNK_BYTES = 64 << 10
 KEYS = [make_offload_key(bytes([index]) * 32) for index in range(3)]
@@ -115,10 +114,7 @@ def print_mistake(mistake: str | dict[str, Any], places: Mapping[str, str]) -> s
 
 
 def print_start(places: Mapping[str, str], **facts: str) -> str:
-    """Start an engine, store chunks, and end the engine; return the log.
-
-    ``facts`` override facts of :data:`ENGINE`.
-    """
+    """Start an engine with changed facts, store chunks, and end the engine; return the log."""
     with (
         _Lines(logging.INFO) as said,
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
@@ -198,7 +194,7 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Put names or dots in place of all text that differs between machines or between runs."""
+    """Return the lines as a text that is the same on all machines and in all runs."""
     # The line "still opening after" appears only on a busy machine.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):

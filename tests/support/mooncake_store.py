@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start a master that knows no objects, and wait until all nodes have joined the master."""
+        """Start a master without objects, and wait until all nodes have joined it."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )
@@ -90,8 +90,6 @@ class MooncakeStore(ServerProcess):
 
 
 class Node:
-    """A process that provides memory for a store."""
-
     def __init__(self, master: str, segment_bytes: int, log: Path) -> None:
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(

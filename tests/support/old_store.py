@@ -1,8 +1,8 @@
-"""Writes the stores that later versions have to read, as a version leaves them on a disk.
+"""Writes sample stores, which later versions must be able to read.
 
     PYTHONPATH=tests python -m support.old_store tests/integration/stores/0.1.0.tar.xz
 
-The archive of a released version is never written again.
+Never replace the archive of a released version.
 """
 
 from __future__ import annotations
@@ -21,26 +21,24 @@ from support.live import content
 
 NAMESPACE = Namespace({"model": "meta-llama/Llama-3.1-8B", "dtype": "bfloat16"})
 KEYS = keys_from(1, 2)
-#: Chunks that are a page shorter when they are compressed.
+#: Long enough for compression to save a page.
 CHUNK_BYTES = 16384
 
 
 def repeated_floats(key: OffloadKey, chunk_bytes: int) -> bytes:
-    """Return a chunk that takes little room in an archive, even if a tier has compressed it."""
+    """Return a chunk that takes little room in an archive, compressed or not."""
     return floats(key, 1024) * (chunk_bytes // 1024)
 
 
 @dataclass(frozen=True)
 class OldStore:
-    """A store's directory, its options, and the chunks in it."""
-
     name: str
     content: Callable[[OffloadKey, int], bytes]
     options: str = ""
     sealed: bool = False
 
     def url(self, folder: Path, options: str = "") -> str:
-        """Return the URL of the store in a folder, where the key's file is made if it is needed."""
+        """Return the URL of the store in ``folder``; write a key file if the store needs it."""
         found = f"file://{folder / self.name}?min_free=0{self.options}{options}"
         if self.sealed:
             keys = folder / "chunk.keys"

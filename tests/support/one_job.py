@@ -1,4 +1,4 @@
-"""A tier's loop, on the system's clock, that runs one job at a time over a dictionary."""
+"""Runs a memory tier's loop on the system's clock, one job at a time."""
 
 from __future__ import annotations
 

@@ -71,10 +71,7 @@ async def settle() -> None:
 def converse(
     talk: Callable[[Connection], Awaitable[T]], text: bytes, pieces: Iterable[int] = ()
 ) -> T:
-    """Return ``talk``'s result for a connection to a server that sends ``text`` and hangs up.
-
-    The server first sends pieces of the lengths in ``pieces``, and then the rest of ``text``.
-    """
+    """Return the result of ``talk``. The server sends ``text`` in ``pieces`` and then hangs up."""
 
     async def run() -> T:
         with open_peer() as peer:

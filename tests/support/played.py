@@ -41,10 +41,7 @@ def report_of(*arguments: str, status: int = 0, **environment: str) -> dict[str,
 
 
 def check_two_replays(trace: Path, unlimited: float, url: str) -> None:
-    """Play a trace twice. The first time, the hit rate must equal ``unlimited``.
-
-    The second time, every chunk must come from the host pool or the tier.
-    """
+    """Replay a trace twice; check that the first hit rate is ``unlimited`` and the second is 1."""
     first, second = (replay(trace, "--tier", url) for _ in range(2))
     assert first["hit_rate"] == pytest.approx(unlimited)
     assert second["hit_rate"] == 1.0

@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count slots without ``worker``'s pattern in its part, or in ``part_of``'s part if given."""
+    """Count rows without ``worker``'s pattern in the part of ``part_of``, by default ``worker``."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))
@@ -99,8 +99,6 @@ class PoolProcess:
 
 
 class PoolProcesses:
-    """A cache of idle processes, which later tests reuse."""
-
     def __init__(self) -> None:
         self._idle: list[PoolProcess] = []
         self._given: list[PoolProcess] = []

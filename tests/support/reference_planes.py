@@ -1,4 +1,4 @@
-"""Decodes what the compiled coder has coded, from the format's description alone."""
+"""Decodes the compiled coder's output, from the description of the format alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BLOCK, _UNIT, _GROUP, _ROW = 16384, 128, 64, 16
 _LAYERS, _SYMBOLS = 4, 3
 _HEAD = struct.Struct(f"<{_LAYERS}H{_LAYERS * _SYMBOLS}s")
 _FOOTER = struct.Struct("<4sHHQ")
-#: By number: the bytes of an element, the bits of its exponent, and true if it is rounded.
+#: For each kind: the bytes per element, the exponent bits, and whether elements are rounded.
 _KINDS = [(2, 8, False), (2, 5, False), (1, 4, False), (1, 5, False), (2, 8, True), (2, 5, True)]
-#: By bits of the exponent: the smallest and the largest scale.
+#: The smallest and the largest scale, by the number of exponent bits.
 _SCALES = {8: (19, 254), 5: (120, 142)}
 
 _Array = np.ndarray[Any, Any]
@@ -81,7 +81,7 @@ def _decode_block(number: int, count: int, coded: _Array) -> _Array | None:
         plane = coded[place : place + count * width // 8]
         turned |= _unpack(plane, width).astype(turned.dtype) << shift
         place, shift = place + len(plane), shift + width
-    # The sign is the last bit of a rest.
+    # Rotate right, because the coder moves the sign to the lowest bit.
     return (turned >> 1 | turned << (8 * size - 1)).view(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""A request router that believes an engine's events, and asks again for those that it has lost."""
+"""A request router that follows an engine's events, and asks again for lost events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvtier_sdk.event_publisher import EventOptions, EventPublisher
 
 
 def free_endpoints() -> list[str]:
-    """Return two addresses, for the events of an engine and for what a router asks."""
+    """Return two addresses, one for an engine's events and one for a router's requests."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
         for one in sockets:
@@ -27,20 +27,17 @@ def free_endpoints() -> list[str]:
 
 
 def publisher_at(endpoints: Sequence[str], topic: str = "", **options: Any) -> EventPublisher:
-    """Open a publisher that announces tokens, unless the ``options`` say otherwise."""
+    """Open a publisher that announces tokens, unless ``options`` override this."""
     events, replay = endpoints
     config = EventOptions(events_endpoint=events, events_replay_endpoint=replay, events_topic=topic)
     return EventPublisher(config, SystemClock(), **{"tokens": True, **options})
 
 
 class Router:
-    """A router's knowledge of one engine: how often each block was stored, by medium and group.
-
-    It loses each batch with the probability ``loss``, notices the gap by the next number, and asks
-    for what is missing. It refuses what no router could digest: a removal of an unknown block.
-    """
+    """A router of one engine, which loses each batch of events with the probability ``loss``."""
 
     def __init__(self, endpoint: str, replay: str, *, loss: float = 0.0, seed: int = 0) -> None:
+        # How often the engine has stored each block, by medium, group and hash.
         self.blocks: Counter[tuple[str, int, int]] = Counter()
         self.events: list[dict[str, Any]] = []
         self.snapshots = 0
@@ -67,7 +64,7 @@ class Router:
                     self._hear(int.from_bytes(head, "big"), batch)
 
     def catch_up(self, duration_s: float = 2.5) -> None:
-        """Hear everything without a loss; by default up to the next two heartbeats."""
+        """Listen without losses, by default long enough for two heartbeats."""
         loss, self._loss = self._loss, 0.0
         self.listen(duration_s)
         self._loss = loss

@@ -66,7 +66,7 @@ class ExpiredError(TierAuthError):
         self.days = days
 
 
-#: Actions that raise an error, by name.
+#: Errors, by the names of the actions that raise them.
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "refuse": lambda: TierUnavailableError("connection refused"),
     "dally": lambda: TierTimeoutError("no connection within 2 s"),
@@ -98,11 +98,7 @@ class MisbehavingConfig(MemoryTierConfig):
 
 
 class MisbehavingTier(MemoryTier):
-    """A memory tier whose options make it hang, fail or crash.
-
-    Each ``on_`` option names an action, which ``_do`` or ``_act`` performs. The tier notes events
-    such as "opened" in the file ``diary``, which outlives the tier's process.
-    """
+    """A memory tier. Its ``on_`` options name actions, and the file ``diary`` records events."""
 
     config_model = MisbehavingConfig
     config: Any
@@ -329,8 +325,6 @@ def misbehaving(
 
 
 class SeenRunner:
-    """A wrapper that records a runner's reports, except results, metrics and usage."""
-
     def __init__(self, runner: TierRunner) -> None:
         self.runner = runner
         self.others: list[Report] = []

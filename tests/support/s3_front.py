@@ -2,9 +2,7 @@
 
 S3 shows an object only when it has arrived whole, and the last of two writers wins. ``rclone serve
 s3`` writes an object's file while the request arrives, and answers a second writer with an error.
-The proxy reads each request to its end, and forwards requests one by one.
-
-The proxy is its own process, ``python s3_front.py PORT``. ``PORT`` is rclone's port.
+The proxy, a separate process, reads each request to its end, and forwards requests one by one.
 """
 
 from __future__ import annotations

@@ -59,10 +59,7 @@ class S3Server(ServerProcess):
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
     def make_shards(self, place: str) -> None:
-        """Make the directories of a namespace's shards in advance.
-
-        If two requests made the same directory at once, the server would fail one of the requests.
-        """
+        """Make a namespace's directories, because two requests for one directory fail in rclone."""
         for shard in range(256):
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 

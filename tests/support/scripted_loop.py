@@ -1,7 +1,4 @@
-"""Runs a tier's loop on virtual time, over a tier that follows a script.
-
-An :class:`Account` records reports and broken rules. :meth:`Rig.close` fails if a rule was broken.
-"""
+"""Runs a tier's loop on virtual time, over a scripted tier, and records broken rules."""
 
 from __future__ import annotations
 
@@ -59,8 +56,6 @@ MOVES = (LOAD, STORE)
 
 
 class Account:
-    """A record of the loop's reports, and of broken rules."""
-
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         self.job_of: dict[OffloadKey, int] = {}
@@ -131,7 +126,6 @@ class Slots:
 class Act:
     #: The call's outcome: "fine", a key of ``RAISED``, or a name that ``_finish`` handles.
     kind: str = "fine"
-    #: The time after which the call ends.
     after_s: float = 0.0
     #: True if a cancellation does not end the call.
     stubborn: bool = False
@@ -165,8 +159,6 @@ RAISED: dict[str, Callable[[], BaseException]] = {
 
 
 class ScriptedTier(SecondaryTierManager):
-    """A tier whose calls follow a script: each call performs the next act."""
-
     contract_version = 1
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
@@ -347,7 +339,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job in new slots, for ``names`` or, without names, for ``keys`` new keys."""
+        """Make a job in new slots, for ``names`` or for ``keys`` new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []

@@ -29,8 +29,6 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server process that a test can kill and start again."""
-
     def __init__(self, log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log

@@ -55,8 +55,6 @@ KIND = Kind()
 
 
 class Host:
-    """SGLang's cache controller with a host pool and an attached storage."""
-
     def __init__(self, kind: Kind, **storage: Any) -> None:
         self.kind = kind
         self.pool = make_pool(kind)

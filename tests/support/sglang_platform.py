@@ -1,8 +1,7 @@
 """Makes SGLang importable without CUDA; import this module before SGLang.
 
 The Python part of torchvision needs the declarations of two operators at import. The compiled part
-would declare the operators, but is built for another torch, so this module declares them. Warnings
-during SGLang's import, mostly about missing GPUs, are ignored.
+of torchvision is built for another torch, so this module declares them.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ for _name in ("nms", "qnms"):
     _OPERATORS.define(f"{_name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
 with warnings.catch_warnings():
+    # SGLang warns about missing GPUs.
     warnings.simplefilter("ignore")
     import sglang.srt.managers.cache_controller
     import sglang.srt.mem_cache.storage

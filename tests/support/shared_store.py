@@ -1,4 +1,4 @@
-"""Engines on one shared store, each with a publisher, whose loops run on a virtual clock."""
+"""Engines that share a store and a virtual clock, each with a publisher."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REQUEST = RequestContext("r")
 
 
 class SharedTier(MemoryTier):
-    """A memory tier whose instances share one store; each reports only what it removes itself."""
+    """A memory tier whose instances share one store; each reports only its own removals."""
 
     medium = Medium.STORAGE
     shared: ClassVar[Any] = None
@@ -58,7 +58,7 @@ class SharedTier(MemoryTier):
 
 
 def chunk(line: int, place: int) -> tuple[OffloadKey, bytes]:
-    """Return a prompt's chunk of two blocks, of which two prompts share the first."""
+    """Return the key and the note of a chunk of two blocks. Two prompts share the first block."""
 
     def block(line: int, at: int) -> int:
         return random.Random(f"{line} {at}").getrandbits(64)
@@ -70,7 +70,7 @@ def chunk(line: int, place: int) -> tuple[OffloadKey, bytes]:
 
 
 class Engine:
-    """A tier's client with a publisher, in a process that can end at any time."""
+    """A tier's client with a publisher, in a simulated process that a test can restart."""
 
     def __init__(self, clock: VirtualClock, pool: HostPool, seed: int, **options: Any) -> None:
         self._clock, self._pool, self._options = clock, pool, options
@@ -118,30 +118,28 @@ class Engine:
             self.client.poll()
 
     def scan_twice(self) -> None:
-        """Run until two whole scans have followed, each after its rest.
-
-        All engines share a clock, so a scan that others interrupt seems to be long, and rests so.
-        """
+        """Run until two whole scans have followed the current scan."""
         inventory = self.runner._tier_loop._inventory
+        # Count scans, because other engines advance the clock, and so lengthen the rests.
         wanted = inventory._scan_number + 3
         while inventory._scan_number < wanted:
             self.run(INTERVAL_S)
 
     def tell_everything(self) -> None:
-        """Let the router hear all that this engine has said, however slow the machine is."""
+        """Wait until the router has received all events of this engine."""
         while self.publisher._events:
             self.router.catch_up(_HEARTBEAT_S)
-        # The thread may still be at work on what it took last; a heartbeat follows that.
+        # The publisher's thread may still be sending its last events; a heartbeat follows them.
         heartbeat = self.publisher._next + 2
         while self.router._expected < heartbeat:
             self.router.catch_up(_HEARTBEAT_S)
 
     def restart(self, *, in_time: bool, at_rest: bool = True) -> None:
-        """End the process, with or without its last words; only the store is left of it."""
+        """Restart the process, after an orderly end if ``in_time``. Only the store survives."""
         if in_time:
             self.client.close()
         else:
-            # A crash loses the notes since the last scan, and only they make a chunk unknown.
+            # A crash loses the notes since the last scan. Chunks without notes would stay unknown.
             self.scan_twice() if at_rest else self.run(0.0)
             end_event_loop(self.runner._event_loop, self._clock)
         self.publisher.close()
@@ -150,7 +148,7 @@ class Engine:
         self._start()
 
     def lose_tier(self) -> None:
-        """End the tier's process alone, once its notes are kept."""
+        """Restart only the tier's process, after its notes have been stored."""
         self.scan_twice()
         end_event_loop(self.runner._event_loop, self._clock)
         self._clock.advance(1.0)
@@ -176,12 +174,12 @@ def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
 
 
 def stored_keys(*, segments: bool = False) -> set[OffloadKey]:
-    """Return the keys of the chunks in the store, or of the segments of notes beside them."""
+    """Return the keys of the store's chunks, or of its note segments if ``segments`` is true."""
     return {key for key in SharedTier.shared[0] if bool(split_offload_key(key)[1]) is segments}
 
 
 def lose(keys: Sequence[OffloadKey]) -> None:
-    """Remove chunks as another process would, which no engine hears."""
+    """Remove chunks without a report, as another process would."""
     for key in keys:
         if key in SharedTier.shared[0]:
             for table in SharedTier.shared:

@@ -14,10 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def run_with_shm(size_bytes: int, program: str) -> None:
-    """Run a program with a private, empty /dev/shm; the test fails if the program fails.
-
-    The test is skipped if this process cannot create a mount namespace.
-    """
+    """Run a program with a private /dev/shm; skip the test if namespaces are not allowed."""
     unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     mount = f"mount -t tmpfs -o size={size_bytes} tmpfs /dev/shm"
     if subprocess.run([*unshare, "sh", "-c", mount], capture_output=True, check=False).returncode:

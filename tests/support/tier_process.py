@@ -96,8 +96,7 @@ def tier_processes(parent: int) -> dict[int, str]:
         for child in map(int, children.split()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 command = Path(f"/proc/{child}/cmdline").read_text()
-                # The process changes its command line once it knows its tier.
-                if command.startswith("kvtier tier") or "kvtier_sdk.runner.process" in command:
+                if "kvtier_sdk.runner.process" in command:
                     told[child] = command + Path(f"/proc/{child}/environ").read_text()
                 told |= tier_processes(child)
     return told

@@ -1,4 +1,4 @@
-"""The hit rate of an unlimited cache, the reference for hit rates."""
+"""The hit rate of an unlimited cache, as a reference for other hit rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvtier_sdk.cli.replay import ReplayRequest
 
 
 def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
-    """Return the share of chunks that lead a prompt and were in earlier prompts."""
+    """Return the share of chunks in prefixes that occurred in earlier prompts."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:

@@ -88,9 +88,8 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: Allowed difference of log-probabilities. The number of tokens computed at once affects the order
-#: of floating-point sums, and so changes log-probabilities by up to 3e-5, with any tier.
-#: A wrong token in a prompt changes all of the top five log-probabilities by at least 7e-3.
+#: Allowed difference of log-probabilities. They change by up to 3e-5 with the number of tokens that
+#: are computed at once, and by at least 7e-3 (all of the top five) with a wrong token in a prompt.
 LOGPROB_ERROR = 1e-4
 
 

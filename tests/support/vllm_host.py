@@ -36,7 +36,7 @@ TICK = [1, 2, 3]
 
 
 def give_weight() -> None:
-    """Give each parameter its own dummy weights, so large that keys and values affect outputs."""
+    """Initialize each parameter with its own dummy weights, large enough to affect the outputs."""
     from vllm.model_executor.model_loader import dummy_loader
 
     make_up = dummy_loader.initialize_single_dummy_weight

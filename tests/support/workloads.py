@@ -99,7 +99,6 @@ def _pauses(source: _Source) -> _Prompts:
 
 
 def _phases(source: _Source) -> _Prompts:
-    """Play 1,000 requests of each of four other workloads, in turn."""
     while True:
         for prompts in (_pauses, _loop, _news, _scans):
             yield from islice(prompts(source), 1000)
@@ -142,7 +141,7 @@ def generate(name: str, requests: int, seed: int) -> list[ReplayRequest]:
 
 
 def count_hits(workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int) -> int:
-    """Count the hits of a simulated host pool that has no tiers behind it."""
+    """Count the hits of a simulated host pool without tiers."""
     return sum(
         sum(1 for _ in takewhile(held.__contains__, request.keys))
         for request, held in zip(workload, play(workload, policy, slots), strict=True)

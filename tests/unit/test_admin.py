@@ -1,5 +1,3 @@
-"""The admin socket serves only its owner, answers bad requests, and replaces a stale socket."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The examples in public docstrings run, and the tier in one of them passes the conformance kit."""
+"""The examples in public docstrings run, and an example's tier passes the conformance kit."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_the_tier_among_them_keeps_the_contract() -> None:
-    # Skip processes: a child process cannot import the class, because no module contains it.
+    # Skip the checks that start a process, because the process cannot import the class.
     for check in [one for one in CHECKS.values() if "process" not in one.name]:
         with contextlib.suppress(CheckSkipped):
             run_check(check, TierSubject(run("SecondaryTierManager")["DictionaryTier"]))

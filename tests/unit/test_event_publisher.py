@@ -116,7 +116,7 @@ def told(chunks: AnnouncedChunks, *events: OffloadingEvent) -> list[tuple[str, l
 def test_a_block_is_told_once_for_all_tiers_and_chunks_of_a_medium() -> None:
     chunks = AnnouncedChunks(tokens=True)
     assert told(chunks, event(key(2), notes=[note(1, 2)])) == [("BlockStored", [1, 2])]
-    # Another tier has the same chunk, and another chunk the same first block.
+    # Tier ``cold`` stores the same chunk, and chunk 3 begins with the same block.
     assert told(chunks, event(key(2), tier="cold")) == []
     (stored,) = chunks.apply(event(key(3), notes=[note(1, 3)]))
     assert (stored["block_hashes"], stored["parent_block_hash"]) == ([3], 1)
@@ -151,7 +151,7 @@ def test_a_snapshot_names_parents_first() -> None:
 
 
 def filled(publish: Make, blocks: range) -> EventPublisher:
-    """Return a publisher whose snapshots are too large for the buffers of a socket."""
+    """Return a publisher whose snapshots exceed the buffers of a socket."""
     publisher, tokens = publish(tokens=True), list(range(100_000, 100_250))
     notes = [ChunkNote([n], None, tokens, 250).encode() for n in blocks]
     publisher.put(event(*map(key, blocks), notes=notes))
@@ -184,7 +184,7 @@ def test_an_answer_is_made_while_its_router_reads_it(
         stuck.send_multipart([b"", bytes(8)])
         while not sum(made):
             time.sleep(0.01)
-        # Others hear what is right, after an answer that nobody read.
+        # An answer that nobody reads must not keep events from other routers.
         publisher.put(event(key(blocks[-1]), removed=True))
         router.await_blocks(blocks[:-1])
         assert sum(made) < 0.8 * len(blocks)
@@ -247,7 +247,7 @@ def test_a_block_is_there_while_all_its_chunks_are() -> None:
     tell(event(key(4)))
     tell(event(removed=True))
     assert told[4:] == [removed, ("BlockRemoved", [-2])]
-    # What was known of an incomplete block is void, too.
+    # The tier must also report both chunks of an incomplete block again.
     tell(event(key(5), key(2)))
     assert len(told) == 6
 

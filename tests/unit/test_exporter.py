@@ -1,5 +1,3 @@
-"""The metrics endpoint serves every metric, and explains a taken port or a missing extra."""
-
 from __future__ import annotations
 
 import builtins
@@ -51,7 +49,7 @@ def test_every_metric_is_served_with_its_value(make: Callable[..., Engine]) -> N
     suffix = {MetricKind.HISTOGRAM: "_bucket"}
     named = {metric.name + suffix.get(metric.kind, "") for metric in METRICS}
     unknown = {"backend_counter_total", "backend_gauge", "recompute_seconds", "tier_free_bytes"}
-    # The engine of this test does not say how many tokens a chunk has.
+    # The engine of this test does not report how many tokens a chunk has.
     unknown |= {"saved_tokens_total", "saved_prefill_seconds_total"}
     assert {name.removeprefix("kvtier_") for name in named - served} == unknown
 

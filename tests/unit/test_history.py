@@ -1,5 +1,3 @@
-"""The history of an engine's events is bounded, survives full disks, and remembers its speed."""
-
 from __future__ import annotations
 
 import json
@@ -96,7 +94,7 @@ def test_a_service_that_cannot_be_opened_leaves_no_history_open(tmp_path: Path) 
 
 
 def test_the_base_for_kubernetes_has_room_for_a_history() -> None:
-    """A volume in memory that is too small would stop the history before its file is renamed."""
+    """If the volume were too small, the history would stop before it renames its file."""
     deploy = Path(__file__).parents[2] / "deploy/kubernetes"
     assert '"admin_socket": "/run/kvtier"' in (deploy / "kv.json").read_text()
     engine = (deploy / "engine.yaml").read_text()
@@ -224,7 +222,7 @@ def test_a_killed_engine_has_noted_its_speed(
     path = tmp_path / "engine.events.jsonl"
     socket = str(path.with_name("engine.sock"))
     with live(["memory:"], admin_socket=socket, namespace=FACTS) as engine:
-        # A small change is noted within the hour, or at the end.
+        # A small change is noted only once an hour, or at the end.
         for chunk_s, noted in ((0.01, [0.01]), (0.013, [0.01]), (0.02, [0.01, 0.02])):
             engine.manager.savings.rate.chunk_s = chunk_s
             end_s = SystemClock().now_s() + 20.0

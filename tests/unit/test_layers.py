@@ -1,7 +1,4 @@
-"""Modules import only lower layers, and use the SDK's clock for time and tasks.
-
-Each checker takes source text, so that a test can also show that the checker finds violations.
-"""
+"""Modules import only lower layers, and use the SDK's clock for time and tasks."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ ONLY_IN = {
     "typer": ("kvtier_sdk.cli", "kvtier_vllm.tools"),
     "rich": ("kvtier_sdk.cli",),
 }
-#: Modules that backends may import from, with the public names of each.
+#: The modules from which backends may import, each with its public names.
 FOR_BACKENDS = {"kvtier_sdk": frozenset(kvtier_sdk.__all__)}
 FOR_ENGINES = {**FOR_BACKENDS, "kvtier_sdk.engine": frozenset(kvtier_sdk.engine.__all__)}
 # Calls that only clock.py may make. Methods in CLOCK_METHODS are forbidden on any object.

@@ -1,5 +1,3 @@
-"""Each metric is declared once, and every counter can be exported."""
-
 from __future__ import annotations
 
 import json
@@ -46,7 +44,7 @@ def test_the_dashboard_answers_its_questions_and_knows_only_metrics_as_alerts_do
         for target in panel["targets"]:
             shown = re.findall(r"kvtier_\w+", target["expr"])
             known = [labels[name.removesuffix("_bucket")] for name in shown]
-            # Everything that the legend names is a label of each metric of the expression.
+            # The legend may name only labels of the expression's first metric.
             legend = re.findall(r"{{(\w+)}}", target["legendFormat"])
             assert all({*legend} <= of for of in known[:1]), target
             grouped = re.findall(r"by \(([\w, ]+)\)", target["expr"])
@@ -112,7 +110,7 @@ def test_every_series_exists_from_the_start() -> None:
             is_answer = labels[1:] == ("lookup", "not_found")
             assert (("kvtier_failed_chunks_total", *labels) in series) is not is_answer
     unknown = "used_chunks used_bytes capacity_bytes free_bytes recompute_seconds"
-    # A manager adds these once it knows the model.
+    # The manager, which this test does not create, adds these series for its model.
     unknown += " saved_tokens_total saved_prefill_seconds_total"
     of_backends = "backend_counter_total backend_gauge"
     missing = {metric.name for metric in METRICS} - {name for name, *_ in series}

@@ -1,5 +1,3 @@
-"""The process that is in the way of a listening socket is named, and no other."""
-
 from __future__ import annotations
 
 import os

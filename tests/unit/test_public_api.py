@@ -1,5 +1,3 @@
-"""``__all__`` lists exactly the public names, and each has a description."""
-
 from __future__ import annotations
 
 import ast
@@ -76,7 +74,7 @@ def unnamed_attributes(owner: type) -> list[str]:
 
 
 def is_explained(name: str, source: str) -> bool:
-    """Return true if a ``#:`` comment stands above the constant or its group of lines."""
+    """Return ``True`` if a ``#:`` comment stands above the constant or its group of constants."""
     found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
     if found is None:
         return False

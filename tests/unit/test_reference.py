@@ -1,5 +1,3 @@
-"""``docs/reference`` lists each public name once; ``docs/how-to-add.md`` names existing files."""
-
 from __future__ import annotations
 
 import ast
@@ -13,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
-#: The SDK's public modules. A name that several of them export belongs to the first one.
+#: The SDK's public modules. A name that several modules export belongs to the first.
 MODULES = [
     "kvtier_sdk",
     "kvtier_sdk.engine",
@@ -47,7 +45,7 @@ def public_names() -> set[str]:
     for module in MODULES:
         package = directory_of(module)
         for name in set(exported(package)) - known:
-            # If a module has this name too, repeat it, or the page would document the module.
+            # If a module has the same name, repeat the name, or the page documents the module.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
             known.add(name)

@@ -1,5 +1,3 @@
-"""The trace recorder writes a line for each request, limits its files, and survives errors."""
-
 from __future__ import annotations
 
 import json
@@ -130,7 +128,7 @@ def test_a_kill_loses_at_most_a_second(make: MakeRecorder, tmp_path: Path) -> No
     for _ in range(300):
         if recorder.written or done.wait(0.1):
             break
-    # The line is there although the test has neither closed nor flushed the recorder.
+    # The recorder has written the line, although nothing has flushed or closed it.
     assert len(lines(tmp_path)) == 1
 
 

@@ -30,7 +30,7 @@ def test_a_group_index_that_does_not_fit_is_refused(group_index: int) -> None:
 
 
 class Seals:
-    """A stand-in for the SDK's functions that seal and check a chunk. It records their calls."""
+    """Replaces the SDK's functions that seal and check a chunk, and records their calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes | None]] = []

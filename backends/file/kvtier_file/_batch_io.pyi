@@ -41,11 +41,10 @@ def write(
     files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
     /,
 ) -> bytes:
-    """Write new files, or overwrite spares (files of evicted chunks) of any length.
+    """Write new files, or overwrite spares of any length; remove unusable spares.
 
-    Remove unusable spares.
-
-    The tuple of a file has its name, true if it is a spare, its header, payload and ``used_ns``.
+    A spare is the file of an evicted chunk. The tuple of a file has its name, true if it is a
+    spare, its header, payload and ``used_ns``.
     """
 
 def place(

@@ -11,20 +11,13 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """Counts all chunks under a root, and chooses the chunks to evict.
-
-    The class is not thread-safe, except for ``in``.
-
-    Attributes:
-        capacity_bytes: limit of the chunks' bytes; ``None`` for no limit.
-        latest_ns: time of the latest known use of any chunk, including removed chunks.
-    """
+    """A root's chunks, counted and ordered for eviction. Only ``in`` is thread-safe."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes  # ``None`` for no limit
         self._indices: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
-        self.latest_ns = 0
+        self.latest_ns = 0  # the latest known use of any chunk, including removed chunks
         self._most_ns = MAX_USED_NS
 
     def know_time(self, most_ns: int) -> None:
@@ -62,7 +55,6 @@ class Budget:
         self.used_bytes -= self._indices[fingerprint].discard(key)
 
     def touch(self, chunk_id: ChunkId, used_ns: int) -> None:
-        """Set the last use of a known chunk, in nanoseconds since the epoch."""
         self.latest_ns = max(self.latest_ns, used_ns)
         index = self._indices[chunk_id.fingerprint]
         index.put((used_ns, chunk_id.key, index.size_bytes(chunk_id.key)))
@@ -117,8 +109,7 @@ class Budget:
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
                     used_ns = last_used_ns(chunk_id)
-                    # If another process has used the chunk, its file has a later time than this
-                    # budget. Record the file's time and choose again.
+                    # Another process has used this chunk, so record the use and choose again.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
                         continue
@@ -143,7 +134,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Return the unpinned chunks of all namespaces that were last used before a time."""
+        """Return all namespaces' unpinned chunks whose last use was before ``before_ns``."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []

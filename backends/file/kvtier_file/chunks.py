@@ -18,31 +18,30 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time of use more than this ahead of the clock is implausible, because the clocks of processes
-#: that share a root differ by less.
+#: A time of use further ahead of the clock is implausible: machines' clocks differ by less.
 MOST_AHEAD_NS = 10 * 10**9
 
-#: The last six digits of a file's access time, which records the store. If a foreign program reads
-#: the file, the kernel sets an access time with other digits.
+#: These last six digits mark an access time as the time of a store. If a foreign program reads the
+#: file, the kernel sets an access time with other digits.
 _STORED_DIGITS = 271_800
 _STORED_NS = 1_000_000
 
-#: A time of use is a multiple of this plus the count of earlier uses.
+#: A recorded time of use is a multiple of this number, plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
-#: loads. If uses less than a second apart counted as one, constant use would raise no count.
+#: loads. A minimum gap between uses would not work: constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the number of earlier uses in a time's last digits; 0 if they encode none."""
+    """Return the number of earlier uses that the last digits of a time encode."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, including the count. It is later than ``known_ns``."""
+    """Return the time to record for a use, count included; it is later than ``known_ns``."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -55,17 +54,11 @@ def stored_time_ns(stored_ns: int) -> int:
 
 
 class Lifetime(NamedTuple):
-    """The limits of a chunk's recorded times, in nanoseconds since the epoch.
+    """The limits of a chunk's recorded times, in nanoseconds since the epoch."""
 
-    Attributes:
-        latest_ns: the latest plausible time.
-        expired_ns: a chunk that was last used before this time has expired; 0 if none expires.
-        aged_ns: a chunk that was stored before this time is too old; 0 without a maximum age.
-    """
-
-    latest_ns: int
-    expired_ns: int = 0
-    aged_ns: int = 0
+    latest_ns: int  # the latest plausible time
+    expired_ns: int = 0  # a chunk last used before this time has expired; 0 for no expiry
+    aged_ns: int = 0  # a chunk stored before this time is too old; 0 for no maximum age
 
     def used_ns(self, status: os.stat_result) -> int:
         """Return the time of the last use; 0 if a time is implausible or the chunk is too old."""
@@ -87,10 +80,7 @@ class ChunkId(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A chunk on disk.
-
-    Another process may have used the chunk since ``used_ns``.
-    """
+    """A chunk on disk. Another process may have used the chunk since ``used_ns``."""
 
     chunk_id: ChunkId
     size_bytes: int

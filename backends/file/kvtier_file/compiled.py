@@ -22,7 +22,7 @@ NOT_DONE, DONE, ABSENT = range(3)
 
 
 def _extension_file() -> str:
-    # The function's module is xxhash's C extension, which contains a copy of libxxhash.
+    # xxhash's functions come from its C extension, which contains a copy of libxxhash.
     module = sys.modules.get(xxhash.xxh3_128_digest.__module__)
     return str(getattr(module, "__file__", None))
 
@@ -51,7 +51,7 @@ def split(digests: bytes, count: int) -> list[bytes | None]:
 
 
 def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Seal headers with digests that the compiled part makes; otherwise their first use does it."""
+    """Compute digests in the compiled part, if there is one, and seal the chunks' headers."""
     if digest_bytes and batch_io is not None:
         payloads = tuple(transfer.payload for transfer in batch)
         digests = batch_io.digest(digest_bytes, payloads)

@@ -16,7 +16,7 @@ _FILE_MODE = 0o600
 
 
 class UntrustedDirectoryError(PermissionError):
-    """An error for a directory that other users could change, if ``permissions`` is strict."""
+    """Raised if ``permissions`` is ``strict`` and other users could change a directory."""
 
 
 class Directories:
@@ -24,15 +24,11 @@ class Directories:
 
     A check at the start is not enough, because a directory may be removed while the tier runs.
     Another user can then recreate the directory and plant chunks there.
-
-    Attributes:
-        sync: true to make new directories survive a power failure.
-        is_strict: true to refuse directories that other users could change.
     """
 
     def __init__(self, config: FileTierConfig, logger: logging.Logger) -> None:
-        self.sync = config.fsync
-        self.is_strict = config.permissions == "strict"
+        self.sync = config.fsync  # true to make new directories survive a power failure
+        self.is_strict = config.permissions == "strict"  # true to refuse untrusted directories
         self._logger = logger
         self._has_warned = False
 
@@ -78,7 +74,7 @@ def open_file(name: str, flags: int, directory_fd: int) -> int:
 
 
 def _permission_fault(fd: int) -> str | None:
-    """Return why other users could change a directory, or ``None`` if they cannot."""
+    """Return the reason why other users could change a directory; ``None`` if they cannot."""
     status = os.fstat(fd)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to another user, with id {status.st_uid}"

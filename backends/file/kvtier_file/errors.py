@@ -24,8 +24,7 @@ ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-#: Error numbers of a fault that affects a single chunk's file: permissions, bad sectors, a foreign
-#: file.
+#: Error numbers of faults in one chunk's file, such as permissions, bad sectors or a foreign file.
 FAULTS = FOREIGN | {
     errno.ENAMETOOLONG,
     errno.EACCES,
@@ -58,7 +57,7 @@ def tier_error(error: OSError, root: Path, ability: str) -> TierError:
 
 
 def chunk_error(error: OSError, root: Path, ability: str) -> ChunkError:
-    """Translate an error whose number is in :data:`FAULTS`."""
+    """Return the ``ChunkError`` for an error whose number is in :data:`FAULTS`."""
     is_untrusted = isinstance(error, UntrustedDirectoryError)
     if is_untrusted or error.errno in FOREIGN or error.errno == errno.ENAMETOOLONG:
         return ChunkError(str(tier_error(error, root, ability)))

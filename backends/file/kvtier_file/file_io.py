@@ -32,17 +32,13 @@ def has_direct_io(fd: int) -> bool:
 
 
 def take_over(fd: int, size_bytes: int) -> bool:
-    """Shorten a file to ``size_bytes`` at most; return false if it must not be written over.
-
-    It must be a regular file with a single link, and open only here.
-    """
+    """Cut a file to at most ``size_bytes``; return false if it is special or in use elsewhere."""
     status = os.fstat(fd)
     # A second link may belong to a copy of the root, and the copy must not change.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         return False
     try:
-        # When another process opens the file, the kernel signals the owner of the lease. The
-        # default signal ends a process; SIGURG does not.
+        # If another process opens the file, the kernel sends SIGURG, which is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         # The kernel grants the lease only if nobody else has the file open.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -55,14 +51,12 @@ def take_over(fd: int, size_bytes: int) -> bool:
 
 
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Write buffers one after the other, from the beginning of the file."""
     for moved_bytes in _transfer(os.pwritev, fd, buffers):
         if moved_bytes == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    """Fill buffers one after the other, from the beginning of the file."""
     for moved_bytes in _transfer(os.preadv, fd, buffers):
         if moved_bytes == 0:
             raise CorruptChunkError("the file was truncated during the read")

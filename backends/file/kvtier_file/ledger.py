@@ -18,7 +18,7 @@ from kvtier_sdk import OffloadKey
 #: The namespace's fingerprint, the chunk's key, the file's length (or DELETED, or EVICTED), and the
 #: time of the chunk's last use. Changes are plain tuples, because reading many must be fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
-#: Values in place of a length: the chunk was deleted, or it was evicted to make room.
+#: Values in place of the length, for a deleted chunk and for a chunk evicted to make room.
 DELETED, EVICTED = -1, -2
 
 _READ_BYTES = 2**20
@@ -28,7 +28,7 @@ _RECORD = struct.Struct("<16sqqB")
 
 
 class LedgerDamagedError(Exception):
-    """The ledger is shorter than the shared header says, or has invalid records."""
+    """Raised if the ledger is shorter than the shared header states, or has invalid records."""
 
 
 class Ledger:

@@ -20,14 +20,9 @@ from kvtier_sdk import (
 
 
 class Maintenance(ChunkStore):
-    """A view of the chunks on disk that changes nothing except in :meth:`delete`.
-
-    A deletion opens the shared files, because it must enter the removals in the ledger. Reads do
-    not open them.
-    """
+    """A view of the chunks on disk. Only :meth:`delete` changes files or opens the shared files."""
 
     def open(self) -> None:
-        """Open the root, which must exist."""
         self._is_open = True
         try:
             self._root.open(create=False)
@@ -50,7 +45,7 @@ class Maintenance(ChunkStore):
         return hits
 
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
-        """Read a batch without recording uses; return an error or ``None`` for each transfer."""
+        """Read a batch without recording uses; return an error or ``None`` for each chunk."""
         verdicts: Verdicts = {}
         with self._existing("readable") as directory:
             for transfer in batch:
@@ -86,7 +81,7 @@ class Maintenance(ChunkStore):
 
     @contextmanager
     def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:
-        """Open the namespace's directory for a block; yield ``None`` if it is missing."""
+        """Open the namespace's directory and yield it; yield ``None`` if it is missing."""
         with self._translating(ability), self._call(), ExitStack() as opened:
             directory = None
             with suppress(FileNotFoundError):

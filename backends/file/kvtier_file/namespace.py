@@ -40,11 +40,7 @@ _SUFFIX = ".kv"
 
 
 class NamespaceDirectory:
-    """One namespace's directory, open for one call of the tier in one thread. Methods block.
-
-    Attributes:
-        lengths: the lengths of files that the tier can load from its own namespace.
-    """
+    """One namespace's directory, open for one call of the tier in one thread. Methods block."""
 
     def __init__(
         self,
@@ -59,7 +55,7 @@ class NamespaceDirectory:
     ) -> None:
         self.fingerprint = fingerprint
         self.lifetime = lifetime
-        self.lengths = lengths
+        self.lengths = lengths  # of files that the tier can load from its own namespace
         self._fd = fd
         self._directories = directories
         self._direct = direct
@@ -118,7 +114,7 @@ class NamespaceDirectory:
         times_ns: Sequence[int],
         digest_bytes: int,
     ) -> tuple[bytes, Sequence[int], Sequence[bytes | None]]:
-        """Read a batch and record the uses; return the outcomes, files' lengths and digests."""
+        """Read a batch and record the uses; return outcomes, file lengths and digests."""
         if compiled.batch_io is None:
             return bytes(len(batch)), [0] * len(batch), [None] * len(batch)
         files = tuple(
@@ -140,7 +136,7 @@ class NamespaceDirectory:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int]
     ) -> Sequence[str | None]:
-        """Write a batch; return temporary files' names, or ``None`` for each chunk not written."""
+        """Write a batch; return each temporary file's name, or ``None`` for an unwritten chunk."""
         try:
             for store in batch:
                 self._make_shard(store.key)
@@ -153,7 +149,7 @@ class NamespaceDirectory:
             self.temporaries.rename(temporary, _file_name(key), shard_fd)
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
-        """Give the chunks' files their final names; return an outcome for each file."""
+        """Rename the chunks' files to their final names; return an outcome for each file."""
         names = [(name, shard_of(key), _file_name(key)) for name, key in written]
         try:
             return self.temporaries.rename_batch(names, self._fd)
@@ -261,7 +257,7 @@ class NamespaceDirectory:
         return ClosingFd(fd)
 
     def _open(self, name: str, shard_fd: int) -> int:
-        """Open a chunk's file. ``O_NOATIME`` preserves the access time, the time of the store."""
+        """Open a chunk's file. ``O_NOATIME`` preserves the access time, which records the store."""
         opener = open_direct if self._direct else open_file
         # Without O_NONBLOCK, opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
@@ -276,11 +272,10 @@ class NamespaceDirectory:
         return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
-        """Return the access and modification times that record a use."""
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# Both names are cached, because a lookup with its load, or a store, needs each up to four times.
+# Cache shard and file names, because storing or loading a chunk needs each up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""

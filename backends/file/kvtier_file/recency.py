@@ -15,17 +15,16 @@ Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
 _WEIGHT = 0.5
-# A chunk's class by the last digits of its time: log2 of the number of uses, rounded down.
+# Maps a time's last digits to the chunk's class: log2 of the number of uses, rounded down.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
 _STAY = tuple(1 + _WEIGHT * of for of in range(max(_CLASS_OF) + 1))
 
-# An outdated entry stays in its heap until it reaches the top. The heaps are rebuilt when outdated
-# entries outnumber the current entries by more than this number.
+# Rebuild the heaps when their outdated entries outnumber the current entries by more than this.
 _MAX_OUTDATED = 64
 
 
 def staleness_ns(used_ns: int, now_ns: int) -> float:
-    """Return the time since a last use, divided by a factor that grows with the count of uses."""
+    """Return the time since the last use, divided by a factor that grows with the uses."""
     return (now_ns - used_ns) / _STAY[_CLASS_OF[used_ns % USE_NS]]
 
 
@@ -34,8 +33,7 @@ class RecencyIndex:
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
-        # One heap for each class; ``None`` until a search needs the heaps.
-        self._heaps: list[list[Use]] | None = None
+        self._heaps: list[list[Use]] | None = None  # one for each class; ``None`` until needed
         self._outdated = 0
 
     def __len__(self) -> int:
@@ -48,7 +46,6 @@ class RecencyIndex:
         return iter(self._uses.values())
 
     def size_bytes(self, key: OffloadKey) -> int:
-        """Return the size of a chunk; 0 if it is unknown."""
         use = self._uses.get(key)
         return 0 if use is None else use[2]
 

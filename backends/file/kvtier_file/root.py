@@ -20,11 +20,7 @@ from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
-    """The root directory, in which the tier owns one namespace. Methods block and are thread-safe.
-
-    Attributes:
-        is_closing: true makes a running scan fail.
-    """
+    """The root directory, where the tier owns one namespace. Methods block and are thread-safe."""
 
     def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
         self._config = config
@@ -32,18 +28,17 @@ class Root:
         self._fingerprint = context.namespace.fingerprint
         self._names = names
         self._lengths = range(context.header_bytes + ALIGNMENT, context.object_bytes + 1, ALIGNMENT)
-        # Use O_DIRECT even before `prepare` probes it, because a file that refuses O_DIRECT is read
-        # through the page cache.
+        # Use O_DIRECT even before the probe, because reads fall back to the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()
         self._is_short = False
         self.directories = Directories(config, context.logger)
-        self.is_closing = False
+        self.is_closing = False  # true makes a running scan fail
 
     @property
     def fd(self) -> int:
-        """The root's descriptor. A root that was removed is recreated, but its parents are not."""
+        """The root's descriptor. A removed root is recreated, but its parents are not."""
         fd = self._fd
         if fd is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -77,7 +72,7 @@ class Root:
     def namespace(
         self, fingerprint: str | None = None, *, create: bool = True
     ) -> Iterator[NamespaceDirectory]:
-        """Open a namespace's directory for a block. The default is the tier's own namespace."""
+        """Open a namespace's directory and yield it. The default is the tier's own namespace."""
         # Open the directory in each call, because it may have been removed and must be recreated.
         fingerprint = fingerprint or self._fingerprint
         with ClosingFd(self.directories.open(fingerprint, self.fd, create=create)) as fd:
@@ -94,7 +89,6 @@ class Root:
                 yield directory
 
     def lifetime(self) -> Lifetime:
-        """Return the limits of file times for a call that starts now."""
         now_ns = int(self._context.clock.wall_s() * 1e9)
 
         def before(time_s: float | None) -> int:
@@ -158,7 +152,7 @@ class Root:
             raise ConfigError(
                 f"capacity {format_bytes(capacity_bytes)} is more than the whole file system of "
                 f"tier root '{self._config.root}', {format_bytes(size_bytes)}; write at most "
-                # Round down to MiB, because a size that is rounded up may be too large.
+                # Round down to MiB, because the rounded-up size might not fit.
                 f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
                 "which leaves what min_free keeps, or choose another root"
             )
@@ -169,9 +163,7 @@ class Root:
             directory.temporaries.sweep(is_held)
 
     def scan(self) -> Iterator[StoredChunk]:
-        """Iterate over the chunks on disk in all namespaces."""
-        # An engine removes files of the wrong length in its own namespace, because it cannot load
-        # them.
+        # An engine cannot load files of the wrong length, so it removes them in its own namespace.
         own = None if self._context.maintenance else self._fingerprint
         for directory in self.namespaces():
             for shard in SHARDS:

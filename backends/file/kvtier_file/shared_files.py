@@ -69,11 +69,10 @@ class Leases:
         return False
 
     def is_lost(self) -> bool:
-        """Return true if this process's lease was removed, so that the process looks dead."""
+        """Return true if this process's lease was removed, which makes the process look dead."""
         return self._fd is not None and os.fstat(self._fd).st_nlink == 0
 
     def names(self) -> list[str]:
-        """Return the names of the leases of living and dead processes."""
         with os.scandir(self._directory_fd) as entries:
             return [
                 entry.name
@@ -82,7 +81,6 @@ class Leases:
             ]
 
     def remove(self, name: str) -> None:
-        """Remove a lease's file. A missing file is ignored."""
         with suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(name, dir_fd=self._directory_fd)
 
@@ -91,8 +89,7 @@ def new_lease() -> str:
     return os.urandom(8).hex()
 
 
-# A forked child closes its copies of these files, because a lock is held until all copies of a
-# descriptor are closed.
+# A forked child closes its copies of these files, because they would keep the lease locked.
 _of_this_process: WeakSet[SharedFiles] = WeakSet()
 
 
@@ -117,9 +114,9 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if a file was removed, so that other processes would create a new one."""
+        """Return true if a file was removed, so that other processes use a new file."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check: it can be removed only after the lease in it.
+        # The directory of leases needs no check, because it can be removed only after its lease.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

@@ -34,24 +34,16 @@ class Reservation(NamedTuple):
 
 @dataclass
 class SharedHeader:
-    """The content of the header's file.
+    """The content of the header's file."""
 
-    Attributes:
-        clean: true if the counters agree with the disk. It is false during a change, and stays
-            false after a crash, so that the next process recounts.
-        generation: a random number, new with each compaction of the ledger.
-        ledger_bytes: valid length of the ledger.
-        compacted_bytes: length of the ledger after its last compaction.
-        reservations: the processes' reservations, by lease.
-    """
-
+    # True if the counters agree with the disk. A change clears the flag first, in case of a crash.
     clean: bool = False
-    generation: int = 0
-    ledger_bytes: int = 0
-    compacted_bytes: int = 0
+    generation: int = 0  # a random number, new with each compaction of the ledger
+    ledger_bytes: int = 0  # valid length of the ledger
+    compacted_bytes: int = 0  # length of the ledger after its last compaction
     used_bytes: int = 0
     chunks: int = 0
-    reservations: dict[str, Reservation] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)  # by lease
 
     @property
     def reserved_bytes(self) -> int:
@@ -73,7 +65,7 @@ class HeaderFile:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def read(self) -> SharedHeader:
-        """Return the header; for a new or damaged file, an empty header that is not clean."""
+        """Return the header, or an empty unclean header if the file is new or damaged."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
             # The first page is full of reservations, so further pages may hold more of them.

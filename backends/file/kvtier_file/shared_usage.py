@@ -19,17 +19,12 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """A count of a root's chunks and reservations that all processes of the root keep together.
+    """The count of a root's chunks and reservations, kept jointly by all processes of the root.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
     the disk. A killed process also loses the lock of its lease. The next process that opens the
     root or is short of room removes the temporary files and reservations of the dead process.
-
-    Attributes:
-        budget: this process's copy of the count. Without the lock, only ``in`` and ``latest_ns``
-            may be used.
-        is_counted: true once the chunks on disk have been counted for the first time.
     """
 
     def __init__(
@@ -40,10 +35,11 @@ class SharedUsage:
         self._fingerprint = context.namespace.fingerprint
         self._report_removed = context.report_removed
         self._replica = UsageReplica(capacity_bytes, self._fingerprint)
+        # Without the lock, use only ``in`` and ``latest_ns`` of this process's copy of the count.
         self.budget = self._replica.budget
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None
-        self.is_counted = False
+        self.is_counted = False  # true once the chunks on disk have been counted
         self._thread_lock = threading.Lock()
         # The attributes below are valid only while the lock is held.
         self._header = SharedHeader()
@@ -73,7 +69,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock for a block; first apply the changes of all other processes."""
+        """Hold the shared lock during the block, after applying other processes' changes."""
         removed: dict[OffloadKey, bool] = {}
         try:
             with self._thread_lock:
@@ -123,7 +119,7 @@ class SharedUsage:
         self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room that the caller has made. A later call of :meth:`locked` releases it."""
+        """Reserve room that the caller has made. :meth:`locked` later releases the room."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -169,12 +165,12 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases, first those with a reservation, whose owners may be alive."""
+        """Return all other leases. Leases with reservations come first: they are probably held."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 
     def _next_lease(self) -> list[str]:
-        """Return one other lease, in each call the next one, because checking all would be slow."""
+        """Return only the next of the other leases, because checking all would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]
@@ -197,7 +193,7 @@ class SharedUsage:
             self._header.reservations.pop(lease, None)
             self._files.leases.remove(lease)
 
-    # The methods below join and leave the root, and begin and end a block under the lock.
+    # --- joining and leaving the root, and running a block under the lock ---------------------
 
     @property
     def _files(self) -> SharedFiles:
@@ -217,9 +213,9 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # No other process is alive, so files may have come and gone unnoticed.
+                    # No other process is alive, so files may have changed without a record.
                     self._header.clean = False
-                # Enter a reservation now, because `_next_lease` returns only leases that have one.
+                # Enter a reservation, because `_next_lease` returns only leases with a reservation.
                 self._enter_reservation()
                 files.header.write(self._header)
         except OSError:
@@ -247,8 +243,7 @@ class SharedUsage:
         header.used_bytes = self.budget.used_bytes
         header.chunks = len(self.budget)
         changes, self._changes = self._changes, []
-        # After an unexpected error the count may miss renames and unlinks, so the header stays
-        # dirty.
+        # After an unexpected error the count may miss changes on disk, so the header stays dirty.
         if succeeded and not header.clean:
             try:
                 self._replica.publish(header, self._files.ledger, changes)

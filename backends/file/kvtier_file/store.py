@@ -67,10 +67,8 @@ class ChunkStore:
         self._logger = context.logger
         self._evicted_age_s = context.gauge("evicted_age_seconds")
         self._clock = RecencyClock(context.clock, lambda: self._usage.budget.latest_ns)
-        # Time at which the file system last refused a write; used under the shared lock.
-        self._refused_s = -math.inf
-        # This lock guards the attributes below.
-        self._lock = threading.Lock()
+        self._refused_s = -math.inf  # time of the last refused write; used under the shared lock
+        self._lock = threading.Lock()  # guards the attributes below
         self._calls = 0
         self._is_open = False
 
@@ -88,7 +86,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories, count the chunks. Lookups and loads need not wait."""
+        """Check the root, make directories and count chunks, while lookups and loads work."""
         try:
             with self._call():
                 self._usage.open()
@@ -108,7 +106,7 @@ class ChunkStore:
             raise open_error(error, self._config.root) from error
 
     def close(self) -> None:
-        """Refuse further calls, and close the root once no call is under way."""
+        """Refuse further calls, and close the root once all running calls have ended."""
         # Close no descriptor during a call, because its number may be reused for another directory.
         with self._lock:
             self._is_open = False
@@ -121,8 +119,7 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Collect the misses that have a file or are counted. Only these need the lock: plain misses
-        # are common, so they must not wait for it.
+        # Only misses that have a file or are counted need the lock. Others must not wait for it.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -223,8 +220,7 @@ class ChunkStore:
     def usage(self) -> Usage:
         """Return the usage of all namespaces under the root."""
         with self._translating("readable"), self._call(), self._usage.locked():
-            # The ledger does not show files that were removed by hand. Without a recount, their
-            # bytes would stay counted.
+            # Recount if the oldest files were removed by hand, which the ledger does not show.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
@@ -235,7 +231,7 @@ class ChunkStore:
                 self._root.free_bytes(),
             )
 
-    # The methods below are the steps of a store.
+    # --- the steps of a store -----------------------------------------------------------------
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
@@ -269,7 +265,6 @@ class ChunkStore:
         missing: Mapping[OffloadKey, Transfer],
         verdicts: Verdicts,
     ) -> None:
-        """Reserve room, write temporary files, and give the files their final names."""
         reserved: list[OffloadKey] = []
         written: dict[OffloadKey, tuple[str, StoredChunk]] = {}
         placed: Collection[OffloadKey] = ()
@@ -304,13 +299,12 @@ class ChunkStore:
             with self._verdict(key, verdicts, "writable"):
                 directory.sync_name(key)
         if placed:
-            # Write the manifest again, in case it was removed or had no room. A failure here must
-            # not fail the stores.
+            # Write the manifest again if it was removed or had no room. Stores succeed without it.
             with suppress(OSError):
                 directory.write_manifest(self._manifest)
 
     def _write_one(self, directory: NamespaceDirectory, transfer: Transfer, used_ns: int) -> str:
-        """Write a chunk's file; evict other chunks if the file system unexpectedly refuses."""
+        """Write a chunk's file and return its name; evict chunks if the file system is full."""
         # The free space says nothing about inodes and quotas. Evict twice, because the shard and
         # the file may need an inode each.
         for _ in range(2):
@@ -322,8 +316,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # A headroom this far below the reserved bytes makes this call evict the length of
-                # the new chunk.
+                # This headroom makes the call evict as many bytes as the new chunk has.
                 self._make_room(0, self._usage.reserved_bytes - transfer.object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
@@ -366,8 +359,7 @@ class ChunkStore:
                 reserved.extend(keys)
 
             try:
-                # Reserve all at once, because choosing victims for many chunks costs about as much
-                # as for one.
+                # Reserve all at once, because choosing victims costs as much for one as for many.
                 reserve(missing)
             except (OSError, TierCapacityError):
                 for key in missing:
@@ -508,7 +500,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record a block's error; with ``at_file``, an error in ``FAULTS`` as a ``ChunkError``."""
+        """Record a block's error as a verdict; ``at_file`` turns ``FAULTS`` into ChunkErrors."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager
@@ -533,7 +525,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """Records an error of a block as a verdict. ``@contextmanager`` would be twice as slow."""
+    """A context that records a block's error as a verdict, twice as fast as ``@contextmanager``."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 
@@ -568,11 +560,10 @@ class _Verdict:
 
 
 class _Pins:
-    """The chunks that this process is reading or writing, and must not evict.
+    """The chunks that this process reads or writes, and must not evict."""
 
-    Other processes need not see the pins: a file unlinked during a read stays readable, and a file
-    unlinked before the read is a miss.
-    """
+    # Other processes need not see the pins, because a file that is unlinked during a read stays
+    # readable, and a file that is unlinked before the read is a miss.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -54,7 +54,6 @@ class Temporaries:
         self._spares: list[str] = []
 
     def close(self) -> None:
-        """Remove the remaining spares, and close the directory."""
         for name in self._spares:
             self.discard(name)
         if self._fd is not None:
@@ -63,7 +62,7 @@ class Temporaries:
 
     def adopt(self, name: str, directory_fd: int) -> bool:
         """Move an evicted chunk's file here as a spare; return false if that is not possible."""
-        # Not with ``sync``: a power failure might leave new content under the evicted chunk's name.
+        # Adopt nothing with ``sync``: a power failure could put new content under the old name.
         if self._sync:
             return False
         spare = self._names.new()
@@ -80,7 +79,7 @@ class Temporaries:
     def write(
         self, buffers: Sequence[memoryview], *, direct: bool = False, used_ns: int | None = None
     ) -> str:
-        """Write buffers to a new file, or over a spare; return the name."""
+        """Write buffers to a new file, or over a spare; return the file's name."""
         name, fd = self._open_spare(sum(map(len, buffers)), direct) or self._open_new(direct)
         try:
             with ClosingFd(fd):
@@ -97,7 +96,6 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
     ) -> Sequence[str | None]:
-        """Write transfers to files; return the names, or ``None`` for each chunk not written."""
         # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
@@ -112,7 +110,6 @@ class Temporaries:
         ]
 
     def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        """Give files their final names; return an outcome for each."""
         if compiled.batch_io is None:
             return bytes(len(names))
         strict = self._directories.is_strict
@@ -127,7 +124,6 @@ class Temporaries:
             os.unlink(name, dir_fd=self._open())
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
-        """Remove the files of dead processes."""
         try:
             directory_fd = self._open(create=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -139,7 +135,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def probe(self, *, direct: bool) -> bool:
-        """Write a page and read it, with O_DIRECT if ``direct``; return true if that works."""
+        """Write and read a page, with O_DIRECT if ``direct`` is true; return true if that works."""
         name = self._names.new()
         directory_fd = self._open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
@@ -157,7 +153,7 @@ class Temporaries:
                     os.unlink(name, dir_fd=directory_fd)
 
     def keeps_times(self, used_ns: int) -> bool:
-        """Return true if a file's times stay as they were set, to the nanosecond, after a read."""
+        """Return true if a file keeps its times to the nanosecond, even after a read."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
             with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:
@@ -183,7 +179,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare that can be overwritten, and cut it; remove unusable spares."""
+        """Open a spare and cut it to ``size_bytes``; remove spares that cannot be overwritten."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

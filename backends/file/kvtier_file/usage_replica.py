@@ -10,7 +10,7 @@ from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedEr
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# A ledger is compacted once it has this length and has grown by this factor since it was compacted.
+# Compact a ledger once it has this length and has grown by this factor since its last compaction.
 # Compactions must be rare, because after each, every process reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
@@ -22,8 +22,7 @@ class UsageReplica:
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
-        # True for evicted chunks, false for deleted chunks.
-        self._removed: dict[OffloadKey, bool] = {}
+        self._removed: dict[OffloadKey, bool] = {}  # true for evicted chunks, false for deleted
         # The ledger's generation, and the offset up to which the budget includes its changes.
         self._generation: int | None = None
         self._end = 0
@@ -52,7 +51,7 @@ class UsageReplica:
         self.detach()
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes to the budget, and collect the removals of the tier's own namespace."""
+        """Apply changes to the budget; keep this namespace's removals for `take_removed`."""
         add, discard, removed = self.budget.add, self.budget.discard, self._removed
         for fingerprint, key, size_bytes, used_ns in changes:
             if size_bytes >= 0:
@@ -79,7 +78,7 @@ class UsageReplica:
         self._generation = None
 
     def take_removed(self) -> dict[OffloadKey, bool]:
-        """Return the namespace's chunks removed since the last call; true for evicted chunks."""
+        """Return this namespace's removals since the last call; true marks an evicted chunk."""
         removed, self._removed = self._removed, {}
         return removed
 

@@ -23,16 +23,10 @@ START_S = float(int(time.time()))
 
 
 class SetClock(SystemClock):
-    """A wall clock that advances by 10 us per read. All instances share one count of reads.
+    """A wall clock that advances by 10 us per read, so uses keep their order within one second."""
 
-    So uses keep their order, and all are in the same second, however long the test takes.
-
-    Attributes:
-        ahead_s: seconds that the test adds to the time.
-    """
-
-    ahead_s = 0.0
-    _reads = itertools.count()
+    ahead_s = 0.0  # seconds that the test adds to the time
+    _reads = itertools.count()  # shared by all instances
 
     def wall_s(self) -> float:
         return START_S + next(self._reads) * 1e-5 + self.ahead_s
@@ -113,7 +107,7 @@ def make_gate() -> type[Gate]:
 
 @pytest.fixture(scope="session")
 def part(tmp_path_factory) -> ModuleType:
-    """Return the compiled part. If it is not installed, compile it."""
+    """Return the compiled part; compile it if it is not installed."""
     if compiled.batch_io is not None:
         return compiled.batch_io
     source = Path(kvtier_file.__file__).with_name("_batch_io.c")
@@ -126,7 +120,7 @@ def part(tmp_path_factory) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def without_compiled_part(request: pytest.FixtureRequest) -> None:
-    """Turn the compiled part off in tests with ``monkeypatch``, which cannot patch C code."""
+    """Disable the compiled part in tests that use ``monkeypatch``, which cannot patch C code."""
     if "monkeypatch" in request.fixturenames:
         request.getfixturevalue("monkeypatch").setattr(compiled, "batch_io", None)
 

@@ -4,7 +4,7 @@ Usage: crash_everywhere.py ROOT
 
 The checking process keeps the root open, because opening a root repairs it. Each child opens the
 root, stores a batch that evicts, deletes a chunk and closes. Each child is killed one call later
-than the child before. The script prints the number of children.
+than the previous child. The script prints the number of children.
 """
 
 import fcntl

@@ -13,7 +13,7 @@ CAPACITY = 100
 CHUNKS = st.builds(ChunkId, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
 SIZES = st.integers(0, 60)
 HEADROOMS = st.none() | st.integers(-50, 150)
-# With only 20 times, some uses have the same time. The times are close, so some uses count as one.
+# These times are few and close, so that some uses are simultaneous, and some count as one.
 TIMES = st.integers(1, 20).map(lambda step: step * SAME_USE_NS // 4)
 
 
@@ -89,8 +89,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # The first call copies the files' times of use into the budget. A second call then finds
-        # the same times, and must return the same victims.
+        # The first call copies the files' times to the budget, so the second call must agree.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected

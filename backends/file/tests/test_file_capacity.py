@@ -12,7 +12,7 @@ from kvtier_file.chunks import earlier_uses
 from kvtier_sdk import ChunkNotFoundError, ConfigError, TierCapacityError, Usage
 
 KEYS = [index.to_bytes(20, "big") for index in range(60)]
-# After a store has made room, the ledger may grow by this many bytes.
+# The ledger may grow by this many bytes after a store has made room.
 LEDGER_BYTES = 2 * 4096
 
 
@@ -32,7 +32,7 @@ async def test_the_least_recently_used_chunk_is_evicted(bench):
 
 
 async def test_chunks_take_the_room_of_their_own_lengths(bench, in_both_forms):
-    # A whole chunk has 26 pages with its header, and a short one 2.
+    # With its header, a full chunk occupies 26 pages, and the short chunk occupies 2.
     tier = await bench.open(capacity=2 * bench.object_bytes)
     assert await tier.store([bench.pages(key) for key in KEYS[:26]]) == [None] * 26
     assert bench.removed == []

@@ -1,4 +1,4 @@
-"""The compiled part does the same as the Python code, or leaves the work to the Python code."""
+"""The compiled part acts like the Python code, or leaves the work to the Python code."""
 
 import logging
 import os
@@ -79,7 +79,7 @@ class Twins:
             directory.lifetime = lifetime
 
     def arrange(self, state: Callable[[Path, Path, bytes], None]) -> None:
-        """Store two chunks in both namespaces, and bring the file of ``KEY`` into a state."""
+        """Store two chunks in both namespaces, and bring ``KEY``'s file into the given state."""
         for root in self.roots:
             for key in (KEY, NEIGHBOUR):
                 path = root / shard_of(key) / f"{key.hex()}.kv"
@@ -190,7 +190,7 @@ STATES = {
     "pipe": (pipe, NOT_DONE),
     "directory": (directory, NOT_DONE),
 }
-#: States that depend on the lifetime: a chunk counts as whole if the function returns false.
+#: States that depend on the lifetime. If a state's function returns false, the chunk is whole.
 AGES = {
     "expired": lambda lifetime: lifetime.expired_ns == EXPIRED_NS,
     **dict.fromkeys(
@@ -202,7 +202,7 @@ AGES = {
         lambda lifetime: lifetime.aged_ns,
     ),
 }
-#: What is no matter of age is tried with one lifetime only.
+#: Each state that does not depend on age is tested with only one lifetime.
 STATES_AND_LIFETIMES = [
     (state, lifetime)
     for number, state in enumerate(STATES)

@@ -1,7 +1,4 @@
-"""Several tiers in one process share a root. Each has its own lease, descriptors and replica.
-
-The tests with real processes are in ``test_file_processes.py``.
-"""
+"""Several tiers in one process share a root; ``test_file_processes.py`` has real processes."""
 
 import asyncio
 import errno
@@ -26,7 +23,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(60)]
 
 @pytest.fixture
 async def pair(make_bench):
-    """Return two workbenches on one root. Each notes the removals that its own tier reports."""
+    """Return two workbenches on one root. Each records the removals that its tier reports."""
     return make_bench(), make_bench()
 
 
@@ -398,7 +395,7 @@ async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
 
 
 async def test_who_joins_asks_first_those_who_have_a_reservation(bench, monkeypatch):
-    """Processes that were killed while they joined leave leases, and the next must not ask all."""
+    """Processes killed while joining leave leases, and the next process need not check them all."""
     await bench.open()
     leases = bench.root / ".shared" / "leases"
     (living,) = os.listdir(leases)
@@ -415,7 +412,7 @@ async def test_who_joins_asks_first_those_who_have_a_reservation(bench, monkeypa
     store = bench.make()._store
     store.open()
     store.count()
-    # The second time, all are asked, to clean up after the dead.
+    # The count then checks every lease, to clean up after dead processes.
     assert asked[:2] == [living, living]
     assert len(asked) == 2 + 20
     store.close()

@@ -282,7 +282,7 @@ async def test_a_store_that_is_refused_room_makes_it(crowded, options):
 
 @pytest.mark.parametrize("mounted", ["size=4m,nr_inodes=250"], indirect=True)
 async def test_where_inodes_run_out_old_chunks_make_room(small):
-    """Its byte counters still show free space."""
+    """The file system's byte counters still show free space."""
     small.chunk_bytes = 1
     tier = await small.open(min_free=0)
     keys = [index.to_bytes(20, "big") for index in range(200)]

@@ -11,7 +11,7 @@ from typing import Any
 from kvtier_mooncake.config import MooncakeTierConfig
 from kvtier_sdk import ConfigError, Region, TierError, TierUnavailableError
 
-# Size of the client's own buffer. The client uses it only for objects that the store moved to disk.
+# Size of the client's own buffer, used only for objects that the store has moved to disk.
 _BUFFER_BYTES = 16 * 2**20
 #: The directory in which Linux lists RDMA devices.
 _DEVICES = Path("/sys/class/infiniband")

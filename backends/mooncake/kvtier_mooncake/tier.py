@@ -33,10 +33,8 @@ class MooncakeTier(SecondaryTierManager):
     config_model = MooncakeTierConfig
     locality = Locality.REMOTE
     capabilities = Capability.DELETE
-    # The client loads an object only into buffers of exactly the object's length.
-    fixed_length = True
-    # Set-up and close of a client hold the interpreter lock for seconds: too long for the engine.
-    needs_process = True
+    fixed_length = True  # the client loads an object only into buffers of exactly its length
+    needs_process = True  # opening or closing a client holds the interpreter lock for seconds
     contract_version = 1
     config: MooncakeTierConfig
 

@@ -5,8 +5,7 @@ from kvtier_sdk.testing import CHECKS, TierConformance, TierSubject
 
 
 class TestMooncakeTier(TierConformance):
-    # Run few sequences, because closing a client takes a second.
-    sequences = 3
+    sequences = 3  # few, because closing a client takes a second
 
     @pytest.fixture
     def tier(self, store):

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from kvtier_sdk import Count, Flag, Seconds, TierConfig, TierURL
 
 _MAKERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore, "s3": S3Store}
-#: The options of each service, with other names in obstore for two of them.
+#: The options of each service, with obstore's name if it is different.
 _OPTIONS = {
     "gs": {"endpoint": "base_url", "service_account_key": ""},
     "az": {"endpoint": "", "account_name": "", "account_key": "", "sas_token": "sas_key"},

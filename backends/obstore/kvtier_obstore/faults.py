@@ -1,4 +1,4 @@
-"""Translates obstore's errors by their texts, because most have the class ``GenericError``."""
+"""Translates obstore's errors by their text, because most have the class ``GenericError``."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ from kvtier_sdk import (
 class ObstoreTier(ChunkTierManager):
     """A tier that keeps chunks in a bucket, under the same names as :class:`kvtier_s3.S3Tier`.
 
-    A single request writes an object, so an existing object is always whole. A request of obstore
-    continues for a while after its cancellation. So a cancelled store or deletion waits until its
-    request ends, at most ``timeout``.
+    A single request writes an object, so an existing object is always whole. After a cancellation,
+    obstore continues the request for a while. So a cancelled store or deletion waits until its
+    request ends, but for at most ``timeout``.
     """
 
     config_model = ObstoreTierConfig
@@ -103,7 +103,7 @@ class ObstoreTier(ChunkTierManager):
                 yield StoredNamespace.read(fingerprint, bytes(manifest) if manifest else None)
 
     def _store(self) -> ObjectStore:
-        """Return obstore's store. Make a new store if a secret has changed."""
+        """Return obstore's store, or a new store if a secret has changed."""
         settings = self.config.store_settings()
         if self._made is None or self._made[0] != settings:
             try:

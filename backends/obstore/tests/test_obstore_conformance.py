@@ -46,7 +46,7 @@ class OverAService(TierConformance):
 
 class TestS3(OverAService):
     __test__ = True
-    # rclone writes an object in place, so a load beside a store of its chunk can get half of it.
+    # rclone writes objects in place, so a load during a store of the chunk can return half of it.
     test_any_sequence_of_calls = None
     test_no_partly_written_object_is_visible = None
 
@@ -110,10 +110,10 @@ class TestAzure(OverAService):
 
 
 class TestGoogle(OverAService):
-    """Tests Google's XML protocol, of which the S3 server implements enough."""
+    """The S3 server implements enough of Google's XML protocol."""
 
     __test__ = True
-    # As for TestS3.
+    # Omit the tests that TestS3 omits, because the server is the same.
     test_any_sequence_of_calls = None
     test_no_partly_written_object_is_visible = None
 

@@ -37,12 +37,10 @@ def url_of(endpoint: str, **options: object) -> str:
 
 
 class Answers:
-    """An HTTP server that answers every request alike, or not at all if ``status`` is ``None``.
-
-    The end of the body is missing by ``missing_bytes`` when the server closes the connection.
-    """
+    """An HTTP server with one response to all requests; it is silent if ``status`` is ``None``."""
 
     def __init__(self, status: int | None, body: str = "", missing_bytes: int = 0) -> None:
+        # The server closes the connection ``missing_bytes`` before the announced end of the body.
         self.status, self.body, self.missing_bytes = status, body, missing_bytes
         self.requests = 0
 

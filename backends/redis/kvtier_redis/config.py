@@ -18,7 +18,7 @@ _FOREIGN = frozenset("@/;, ")
 
 
 def _host(value: object) -> object:
-    # Of names and addresses, only IPv6 addresses have colons, and these have at least two.
+    # A single colon means that a port was appended, because an IPv6 address has at least two.
     if isinstance(value, str) and (not value or _FOREIGN & set(value) or value.count(":") == 1):
         # Do not show the value, because a URL given here by mistake may hold a password.
         raise ValueError("this is not a host's name or address; the port is option 'port'")
@@ -26,13 +26,13 @@ def _host(value: object) -> object:
 
 
 def _hosts(value: object) -> tuple[str, ...]:
-    """Check and return the servers of a list, or of a text such as ``"b:26379,c:26379"``."""
+    """Return the servers in a list, or in text such as ``"b:26379,c:26379"``."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # An IPv6 address needs brackets, which tell its last part from a port.
+        # Without brackets, the last part of an IPv6 address would be taken for a port.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is not a server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)
@@ -51,8 +51,7 @@ def split_host(text: str, *, default_port: int) -> HostPort:
 
 
 def _prefix(value: object) -> str:
-    # A cluster hashes only the text between a key's first pair of braces. Braces in the prefix
-    # would therefore put all chunks on one node.
+    # A cluster hashes only text in braces, so braces in the prefix put all chunks on one node.
     if not isinstance(value, str) or not value or _BRACES & set(value):
         raise ValueError(f"{value!r} should be text without '{{' and '}}'")
     return value
@@ -71,7 +70,7 @@ class RedisTierConfig(ExpiringTierConfig):
         password: password of that user.
         db: number of the database; a cluster has only database 0.
         prefix: prefix of all keys in Redis; tiers with different prefixes share no chunks.
-        connections: maximum number of connections for chunks to each server; a connection loads one
+        connections: maximum number of connections for chunks, per server; each connection loads one
             chunk at a time, or stores about 2 MiB of chunks at a time.
         connect_timeout_s: time limit for making a connection, and for requests that move no chunk.
         tls: whether to use TLS; a ``rediss:`` URL sets this option.
@@ -139,7 +138,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def young_ms(self) -> int | None:
-        """How long after a store a use still extends the expiry; ``None`` for no limit."""
+        """The age in ms after which no use extends a chunk's expiry; ``None`` for no limit."""
         if self.max_age_s is None:
             return None
         return round((self.max_age_s - (self.ttl_s or self.max_age_s)) * 1000)
@@ -158,7 +157,7 @@ class RedisTierConfig(ExpiringTierConfig):
         ``redis+unix:///run/redis.sock?db=1``, the path names the socket.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query, because the end of a password that contains "?" may be in it.
+            # Do not show the query: if a password contains "?", the query holds the password's end.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,

@@ -45,17 +45,11 @@ def tls_context(config: RedisTierConfig) -> ssl.SSLContext | None:
 
 
 class Connector:
-    """A factory of connections that are ready for requests.
-
-    Attributes:
-        reads_are_uses: true if a server refused ``CLIENT NO-TOUCH``, as servers before Redis 7.2
-            do. The server then counts each read as a use.
-    """
-
     def __init__(self, config: RedisTierConfig, clock: Clock, *, touches: bool = True) -> None:
         self._config = config
         self._clock = clock
         self._touches = touches
+        # A server before Redis 7.2 refuses CLIENT NO-TOUCH, and counts each read as a use.
         self.reads_are_uses = False
         self._tls = tls_context(config)
 
@@ -82,7 +76,7 @@ class Connector:
         return connection
 
     async def tls_mismatch(self) -> TierError | None:
-        """Return an error if a server uses TLS and the options do not, or the reverse."""
+        """Return an error if a server uses TLS but the options do not, or vice versa."""
         if self._config.socket is not None:
             return None
         if self._tls:
@@ -105,8 +99,7 @@ class Connector:
         try:
             connection = await self._open(address, context)
         except ssl.SSLError as error:
-            # Only a server that speaks TLS sends an alert. The server may send one because this
-            # client has no certificate.
+            # Only a TLS server sends an alert, for example if it requires a client certificate.
             return "ALERT" in (error.reason or "")
         connection.close("it was an attempt")
         return True

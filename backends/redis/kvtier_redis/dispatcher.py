@@ -16,7 +16,7 @@ from kvtier_redis.resp import Exchange, Kind, Reply, call, run_some
 from kvtier_redis.routes import Route
 from kvtier_sdk import Clock, Connection, ConnectionPool, TierError, TierUnavailableError
 
-# A request visits at most this many servers. A resharding needs two, and a failover one more.
+# The maximum number of servers that a request visits. Resharding needs two, a failover three.
 _MOST_HOPS = 5
 
 
@@ -32,8 +32,8 @@ class _Hop:
 class Dispatcher:
     """A sender of batches of requests, with up to ``connections`` connections to each server.
 
-    A batch uses one connection for every ``share`` requests. After ``turn`` requests, the batch
-    returns the connection to the pool, so that another batch can use the connection.
+    A batch uses one connection per ``share`` requests. After ``turn`` requests on a connection, it
+    lets another batch use the connection.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Dispatcher:
         """Send all requests in one server's queue, over several connections."""
         pool = self._pool_of(address)
         count = min(self._connections, math.ceil(len(queue) / self._share))
-        # A turn is at most an even part of the queue, so that all connections get requests.
+        # Limit a turn to an even share of the queue, so that all connections get requests.
         turn = min(self._turn, math.ceil(len(queue) / count))
         failures = await self._clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count

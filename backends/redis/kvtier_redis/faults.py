@@ -21,7 +21,7 @@ from kvtier_sdk import (
 
 
 class SettingError(TierError):
-    """The server's reply shows a wrong option; ``open`` raises :class:`ConfigError` instead."""
+    """A server's reply that reveals a wrong option; ``open`` raises ``ConfigError`` instead."""
 
 
 #: Error classes by the first word of an error reply.
@@ -94,8 +94,7 @@ _UNREACHABLE = re.compile(r"Error -?\d+ connecting to (\S+)\. (.+?)\.?\Z")
 
 # RedisClusterException does not derive from RedisError.
 _THEIRS = (theirs.RedisError, theirs.RedisClusterException, OSError)
-# redis-py raises these for a reply of an unexpected type, for a reply that is nested too deeply,
-# and for a connection that another call has closed.
+# redis-py raises these for malformed replies, and for connections that another call has closed.
 _OF_REPLIES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -113,7 +112,6 @@ def reply_error(text: str) -> TierError:
 
 
 def client_error(error: Exception) -> TierError:
-    """Translate an exception of redis-py or of the operating system."""
     if type(error) is theirs.ConnectionError and isinstance(error.__cause__, theirs.RedisError):
         # On a Unix socket, redis-py wraps an error reply to its first commands in ConnectionError.
         error = error.__cause__
@@ -121,8 +119,7 @@ def client_error(error: Exception) -> TierError:
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # redis-py wraps the error of the last node that it asked. That error says whether the node
-        # is unreachable or not part of a cluster.
+        # Only the wrapped error shows whether a node is unreachable or not part of a cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)
@@ -140,7 +137,7 @@ def client_error(error: Exception) -> TierError:
 
 
 def _plain(text: str) -> str:
-    """Reword a message of redis-py, with advice if there is any."""
+    """Reword a message of redis-py, and add advice if the cause is known."""
     unreachable = _UNREACHABLE.match(text)
     if unreachable is not None:
         address, reason = unreachable.groups()
@@ -151,7 +148,6 @@ def _plain(text: str) -> str:
 
 
 def was_reset(error: BaseException | None) -> bool:
-    """Return whether a reset of the connection caused the error."""
     while error is not None and not isinstance(error, ConnectionResetError):
         error = error.__cause__ or error.__context__
     return error is not None

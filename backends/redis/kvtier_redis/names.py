@@ -14,9 +14,8 @@ class Names:
 
     ``<prefix>{}<fingerprint>:<key>`` is a chunk, and ``<prefix>{}<fingerprint>.manifest`` describes
     the namespace. ``<prefix>{}<fingerprint>.young:<key>`` marks a chunk that has a maximum age:
-    while the mark exists, a use extends the chunk's expiry. A cluster hashes the text between a
-    name's first pair of braces, or the whole name if that text is empty. Because of the empty pair,
-    a cluster hashes the whole name, even if a chunk's key contains braces.
+    while the mark exists, a use extends the chunk's expiry. The empty pair of braces makes a
+    cluster hash the whole name, even if a chunk's key contains braces.
     """
 
     def __init__(self, prefix: str, namespace: Namespace) -> None:
@@ -30,7 +29,6 @@ class Names:
         return self._start + key
 
     def young(self, key: OffloadKey) -> bytes:
-        """Return the name of a chunk's mark."""
         return self._young + key
 
     def key_in(self, name: bytes) -> OffloadKey:

@@ -55,10 +55,9 @@ class Exchange:
     """A request about one key, and its outcome.
 
     Attributes:
-        name: the key in Redis.
         parts: the pieces of the request; none is empty.
         target: the buffers for the requested value; empty if the request is not for a value.
-        guess_bytes: the likely length of the value. A length of as many digits saves a copy.
+        guess_bytes: the likely length of the value; saves a copy if its number of digits is right.
         success: the expected kind of reply, if the request is not for a value.
         or_absent: true if :attr:`Kind.ABSENT` is expected too.
         outcome: the reply or an error; ``None`` until the request ends.
@@ -101,10 +100,7 @@ async def call(connection: Connection, *words: bytes) -> Reply:
 
 
 async def run_some(connection: Connection, queue: deque[Exchange], most: int) -> None:
-    """Take up to ``most`` requests from the left of a queue, send them and set their outcomes.
-
-    Several calls may share a queue. After a cancellation, nothing touches the buffers.
-    """
+    """Run up to ``most`` requests of a queue. After a cancellation, nothing touches the buffers."""
     # Request one value at a time. If several values were requested at once, each system call would
     # receive only a piece of a value. Send other requests together, to save system calls.
     while queue and most:
@@ -162,10 +158,9 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
-    """Receive a value into buffers; if the server sends another reply, return that reply."""
-    # The line before a value states only its length. If the line is as long as expected, one system
-    # call receives both, each in its place. Any other reply lands in the buffers too; a failed load
-    # is allowed to overwrite them.
+    """Receive the reply to a request for a value. The value lands in the request's buffers."""
+    # If the line with the value's length is as long as guessed, one system call receives the line
+    # and the value in place. Any other reply overwrites the buffers, as a failed load may.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))
     rooms = [line, *exchange.target, memoryview(bytearray(len(_END)))]
     room_bytes = sum(map(len, rooms))

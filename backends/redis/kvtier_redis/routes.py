@@ -35,13 +35,9 @@ T = TypeVar("T")
 
 
 class Route(ABC):
-    """Finds the server of a key, and makes all requests that use redis-py.
+    """The way to each key's server. A route also makes all requests that use redis-py."""
 
-    Attributes:
-        is_cluster: true if servers redirect requests.
-    """
-
-    is_cluster = False
+    is_cluster = False  # true if servers redirect requests
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -86,22 +82,21 @@ class Route(ABC):
             try:
                 value: bytes = await self._client.getrange(name, 0, _MOST_VALUE_BYTES)
             except ResponseError as error:
-                # Another application stores a list or a hash under this name. Our value is absent.
+                # Another application has a list or a hash of this name, so our value is absent.
                 if not str(error).startswith("WRONGTYPE"):
                     raise
                 return None
         return value or None
 
     async def facts(self) -> list[dict[str, Any]]:
-        """Return the ``INFO`` of each server that answers; an empty dict for a refusal."""
+        """Return each replying server's ``INFO``, or an empty dictionary if the server refuses."""
         return await self._ask_each(_info)
 
     async def key_count(self) -> int:
-        """Count the keys in the servers that answer."""
         return sum(await self._ask_each(lambda server: server.execute_command("DBSIZE")))
 
     async def _ask_each(self, ask: Callable[[Any], Awaitable[T]]) -> list[T]:
-        """Return the answers of the servers that reply; raise an error if no server replies."""
+        """Return the servers' replies; raise an error if no server replies."""
         outcomes: list[T | TierError] = []
         for server in self._servers():
             try:
@@ -122,11 +117,7 @@ async def _info(server: Any) -> dict[str, Any]:
 
 
 class _Moving(Route):
-    """A route to servers whose addresses may change.
-
-    The last known addresses stay in use until new addresses are found, because the servers that
-    know the addresses can fail while the servers that hold chunks still work.
-    """
+    """A route to servers that may move. It uses the last known addresses during a search."""
 
     def __init__(self, client: Any, clock: Clock) -> None:
         super().__init__(client)
@@ -148,7 +139,7 @@ class _Moving(Route):
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # While a server is down, every batch asks for a search. The pause keeps searches rare.
+            # Pause, because every batch asks for a search while a server is down.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -211,13 +202,9 @@ class BehindSentinel(_Moving):
 
 
 class _Sentinels(Sentinel):
-    """A client of the Sentinels. Its errors distinguish a refusal from an outage.
+    """A client of the Sentinels. Its errors distinguish a refusal from an outage."""
 
-    Attributes:
-        master: the last known master.
-    """
-
-    master: tuple[str, int] | None = None
+    master: tuple[str, int] | None = None  # the last known master
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         # redis-py calls this method for each new connection. With the last known master, redis-py
@@ -291,7 +278,7 @@ class Cluster(_Moving):
             await self._map.initialize()
 
     async def open(self) -> None:
-        # Any live node has the map; the client's own initialize() would also ask dead nodes.
+        # Ask any live node for the map, because the client's own initialize() also asks dead nodes.
         await self._find()
 
     async def _close_client(self) -> None:
@@ -300,14 +287,13 @@ class Cluster(_Moving):
 
 
 def open_route(config: RedisTierConfig, clock: Clock) -> Route:
-    """Return the route for the options, without connecting."""
     if config.cluster:
         return Cluster(config, clock)
     return BehindSentinel(config, clock) if config.sentinel else OneServer(config)
 
 
 class _Credentials(CredentialProvider):
-    """Gives redis-py the current password for each new connection, because it may change."""
+    """A source of the password for each new connection, because the password may change."""
 
     def __init__(self, username: str | None, password: SecretStr) -> None:
         self._username = username
@@ -330,8 +316,7 @@ def _connection_options(config: RedisTierConfig) -> dict[str, Any]:
         "protocol": 2,
         "socket_connect_timeout": config.connect_timeout_s,
         "socket_timeout": config.connect_timeout_s,
-        # One retry is for a pooled connection that the server closed while the connection was idle.
-        # The SDK makes all other retries.
+        # Retry once, because a server may close idle connections. The SDK makes all other retries.
         "retry": Retry(NoBackoff(), 1),
         **_sign_in(config.username, config.password),
     }

@@ -78,7 +78,7 @@ class RedisTier(SecondaryTierManager):
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
         self._manifest = context.namespace.manifest_json().encode()
-        # Length of the value that was loaded last.
+        # The next value is probably as long as the last one.
         self._value_bytes = context.object_bytes
         self._opened = AsyncExitStack()
         self._has_warned = False
@@ -158,8 +158,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that restores a lost manifest, if its server also gets a chunk."""
-        # If that server gets no chunk, the batch should not have to wait for it.
+        """Return a request that restores a lost manifest, if the manifest's server gets a chunk."""
+        # Otherwise the batch would wait for a server that holds none of its chunks.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -195,7 +195,7 @@ class RedisTier(SecondaryTierManager):
         self.context.report_removed(
             [key for key, count in zip(keys, counts, strict=True) if count == 1]
         )
-        # A single failure makes the call raise, but only after all keys were tried.
+        # Raise only now, because one failure must not keep other chunks from being deleted.
         for count in counts:
             if isinstance(count, TierError):
                 raise count
@@ -237,8 +237,7 @@ class RedisTier(SecondaryTierManager):
     async def usage(self) -> Usage:
         facts = await self._route.facts()
         if not all("used_memory" in fact for fact in facts):
-            # Without INFO, only the keys can be counted. Take each value for a chunk that is not
-            # compressed, so that the usage is never reported too low.
+            # Count each key as an uncompressed chunk, so that the usage is never reported too low.
             keys = await self._route.key_count()
             return Usage(keys, keys * self.context.object_bytes, None)
         limits = [int(fact.get("maxmemory", 0)) for fact in facts]
@@ -302,7 +301,7 @@ class RedisTier(SecondaryTierManager):
         return entries
 
     async def _check_servers(self) -> None:
-        """Warn of server settings that cause errors later; raise if ``cluster`` must be set."""
+        """Warn of server settings that will cause errors; raise if ``cluster`` must be set."""
         facts = await self._route.facts()
         if any(fact.get("cluster_enabled") for fact in facts) and not self._route.is_cluster:
             raise reply_error("MOVED")
@@ -327,7 +326,7 @@ class RedisTier(SecondaryTierManager):
             raise error
 
     async def _explained(self, error: TierError, connector: Connector) -> TierError:
-        """Return the error to raise for a failed open, with advice about an option if possible."""
+        """Return the error to raise for a failed open, with advice if an option can fix it."""
         if not error.retryable:
             return error
         mismatch = await connector.tls_mismatch()

@@ -112,7 +112,7 @@ async def test_a_server_that_replies_before_it_has_the_whole_request():
 
     asked = asyncio.Event()
     async with connection_to(talk) as connection:
-        # The sockets' buffers cannot hold the request, so the reply comes while part is unsent.
+        # The sockets' buffers cannot hold the request, so the reply comes before all of it is sent.
         reply = await call(connection, b"SET", bytes(32 * 2**20))
         assert reply == Reply(Kind.ERROR, "ERR too long")
         assert not connection.is_usable

@@ -21,7 +21,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-# By default, Redis delays the sync of a replica. Before the sync, a replica cannot take over.
+# Do not delay the sync of a replica, because a replica cannot take over before its sync.
 AT_ONCE = ["--repl-diskless-sync-delay", "0"]
 
 KEYS = [b"chunk %03d" % index for index in range(120)]

@@ -40,13 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of a bucket's objects.
-
-    Attributes:
-        authority: host and port, as in a request's Host header.
-        path: the part of a URL's path before an object's name; begins and ends with a slash.
-        region: the region in requests' signatures.
-    """
+    """The address of a bucket. In a URL, an object's name follows ``path``."""
 
     is_tls: bool
     host: str
@@ -71,10 +65,7 @@ class Place:
 
 
 class StoredObject(NamedTuple):
-    """An object in a listing; ``modified_s`` is the time of its last write, by the server's clock.
-
-    The first field is the time, so that the oldest object sorts first.
-    """
+    """An object in a listing. The last write's time comes first, so that objects sort by age."""
 
     modified_s: float
     name: str
@@ -84,8 +75,7 @@ class StoredObject(NamedTuple):
 class Bucket:
     """A bucket, accessed through aiobotocore's client.
 
-    Requests to the bucket ignore the environment's proxies. Credentials come from other hosts, so
-    requests for credentials use the proxies, as in all AWS tools.
+    Requests for credentials go to other hosts, and only they use the environment's proxies.
     """
 
     #: Set by :meth:`open`.
@@ -141,7 +131,7 @@ class Bucket:
 
     @property
     def unused_proxy(self) -> str | None:
-        """The environment's proxy variable that the tier ignores, or ``None`` if none is set."""
+        """The name of the proxy variable that the tier ignores; ``None`` if no variable is set."""
         scheme = "https" if self.place.is_tls else "http"
         proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if scheme in proxies else None
@@ -217,13 +207,13 @@ class Bucket:
                 if error.get("Code") not in NO_OBJECT
             ]
             if errors:
-                # Prefer an error that a retry would not fix, because such an error says more.
+                # Prefer a permanent error, because no retry can fix it.
                 raise min(errors, key=lambda error: error.retryable)
 
 
 @functools.cache
 def _models(data_path: str | None) -> Any:
-    """Return a loader of botocore's models; the cache saves a tenth of a second per tier."""
+    """Return a loader of botocore's models; caching it saves a tenth of a second per tier."""
     return create_loader(data_path)
 
 

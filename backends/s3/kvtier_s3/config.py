@@ -37,7 +37,7 @@ NOT_IN_HEADER = (
 
 
 def fits_in_header(text: str) -> bool:
-    """Return true if a text is printable ASCII. Such a text cannot begin another header."""
+    """Return true if a text is printable ASCII, which cannot inject another header."""
     return text.isascii() and text.isprintable()
 
 
@@ -88,7 +88,7 @@ class S3TierConfig(BoundedTierConfig):
         endpoint: URL of a service other than AWS.
         region: the bucket's region; ``us-east-1`` if the settings of AWS tools name none.
         access_key_id: access key id of explicit credentials; treated as a secret, so that its file
-            is read again whenever the file of the secret access key is read again.
+            and the file of the secret access key are reread together.
         secret_access_key: secret access key of explicit credentials.
         session_token: session token of explicit credentials that are temporary.
         profile: the profile of ``~/.aws`` to use.

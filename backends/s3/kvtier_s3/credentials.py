@@ -19,9 +19,8 @@ _FIND_PAUSE_S = 0.5
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
     """The current credentials; after a refusal by the server, a search may replace them.
 
-    All requests are signed with this object, those of botocore too, so that a change applies to
-    all at once. Credentials in the options need no search: if they are in files, the runner reads
-    the files again.
+    All requests, including botocore's, are signed with this object, so a change applies at once.
+    Credentials in the options are not searched for, because the runner rereads their files.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:
@@ -66,7 +65,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
         return await self._found.get_frozen_credentials()
 
     async def _find(self) -> Any:
-        """Search with a new session, because a session keeps the credentials that it found."""
+        """Return the credentials of a new session, because a session keeps its first result."""
         return await AioSession(profile=self._config.profile).get_credentials()
 
     async def _find_again(self) -> None:
@@ -75,8 +74,8 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
             found = await self._find()
             is_other = found is not None and await found.get_frozen_credentials() != before
         except Exception as error:
-            # A file may be half written, or a service unreachable. Keep the old credentials. The
-            # server will refuse them again, and that error gives the reason.
+            # A file may be half written, or a service unreachable. Keep the old credentials: the
+            # server will refuse them again, and its error gives the reason.
             self._logger.debug("no credentials were found: %s", type(error).__name__)
             return
         if is_other:

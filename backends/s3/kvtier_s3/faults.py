@@ -25,22 +25,16 @@ from kvtier_sdk import (
 
 
 class SettingError(TierError):
-    """The server's reply shows a wrong setting; ``open`` raises :class:`ConfigError` instead."""
+    """A server's reply that reveals a wrong setting; ``open`` raises ``ConfigError`` instead."""
 
 
 class ObjectDeniedError(ChunkError, TierAuthError):
-    """The server denied access to one object, and may deny access to all objects."""
+    """Raised if the server denied access to an object, and may deny access to all objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal by the server. Fields that the server does not send are empty.
-
-    Attributes:
-        code: S3's error code; derived from the status if the server sends no code.
-        region: the bucket's region.
-        date: the server's time.
-    """
+    """A refusal by the server. If the server sent no code, the status determines ``code``."""
 
     status: int
     code: str
@@ -189,8 +183,7 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
-# botocore does not wrap errors of credential programs and files, such as invalid JSON, a missing
-# file, or renewed credentials that have expired.
+# botocore does not wrap errors of credential programs and files, such as invalid JSON.
 _OF_CREDENTIALS = (
     AttributeError,
     FileNotFoundError,
@@ -222,7 +215,7 @@ def refusal_of(response: Response) -> Refusal:
 
 
 def _code(said: str, status: int) -> str:
-    """Return the server's code ``said``; if the server sent none, a code for the status."""
+    """Return the code that the server sent or, if it sent no code, a code for the status."""
     return said if said not in ("", str(status)) else _CODES.get(status, str(status))
 
 
@@ -289,7 +282,6 @@ class Faults:
         return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
 
     def translate(self, error: Exception) -> Exception:
-        """Translate an exception of aiobotocore or of the operating system."""
         if isinstance(error, theirs.ClientError):
             return self.error(refusal_in(error.response))
         text = str(error) or type(error).__name__
@@ -313,7 +305,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate as :meth:`translated` does; turn ``_OF_CREDENTIALS`` into TierAuthError."""
+        """Translate errors as :meth:`translated` does, and credential errors to TierAuthError."""
         with self.translated():
             try:
                 yield

@@ -15,8 +15,7 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The maximum number of bytes to read of a body that is not a chunk of the tier. If HTTP's chunked
-# encoding is used, lengths and line ends count too, so that many tiny pieces cost little time.
+# The longest body to read, apart from chunks, including the overhead of HTTP's chunked encoding.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18
@@ -24,17 +23,11 @@ _DIGITS_LIMIT = 18
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response of the server.
-
-    Attributes:
-        headers: values by name in lower case.
-        body: the body; empty if the body is in the buffers or was not read to its end.
-        length_bytes: the body's length; ``None`` if the head does not state a length.
-    """
+    """An HTTP response. ``length_bytes`` is the body's length; ``None`` if no header gives it."""
 
     status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
+    headers: Mapping[str, str]  # the names are in lower case
+    body: bytes = b""  # empty if the body is in the buffers or was not read to its end
     length_bytes: int | None = None
 
 
@@ -51,8 +44,8 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Return the response; its body is in ``target`` if the status is 200 and the body fits."""
-    # Ignore unsent buffers, because a server that refuses may respond before it has all of them.
+    """Make a request. If the status is 200, ``target`` receives a body that fits."""
+    # Ignore unsent buffers, because a server may refuse a request before receiving all of it.
     await connection.send(parts)
     status = 0
     while status < 200:  # 1xx only announces the response
@@ -118,7 +111,7 @@ async def _receive_chunked(connection: Connection) -> bytes | None:
         if not piece.endswith(_LINE_END):
             raise _nonsense("a piece of the wrong length")
         pieces.append(piece[:piece_bytes])
-    # More headers may follow. An empty line ends the body.
+    # Skip the headers that may follow, up to the empty line that ends the body.
     while (line := await _receive_line(connection)) != _LINE_END:
         left_bytes -= len(line)
         if left_bytes < 0:

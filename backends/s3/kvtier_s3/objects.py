@@ -88,7 +88,7 @@ class Objects:
             raise self._refused(response)
 
     async def add(self, name: str, buffers: Buffers) -> None:
-        """Write an object; keep an existing object if the server and the options support that."""
+        """Write an object, but keep an existing object if the server and the options allow it."""
         if not self._is_conditional:
             await self.write(name, buffers)
             return

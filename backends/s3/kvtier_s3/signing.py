@@ -29,8 +29,6 @@ class Credentials(NamedTuple):
 
 
 class Signer:
-    """A signer of requests to one host in one region."""
-
     def __init__(self, host: str, region: str) -> None:
         self._host = host
         self._region = region

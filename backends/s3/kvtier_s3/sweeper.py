@@ -26,10 +26,10 @@ _SIGN_OFF_S = 2.0
 class Sweeper:
     """A task that deletes old chunks at intervals, in one of the processes that share a prefix.
 
-    At each interval, every process writes a small object, its signature. A signature's name begins
-    with its process's start time. Of the recent signatures, the one with the smallest name belongs
-    to the owner, which deletes chunks. Ages come from the server's listing, not from a process's
-    clock. If two processes are owners for one interval, both delete the same oldest chunks.
+    At each interval, every process writes a small object, its signature, whose name begins with the
+    process's start time. Among the recent signatures, the smallest name belongs to the owner, which
+    deletes chunks. Ages come from the server's listing, not from a process's clock. If two owners
+    act in one interval, both delete the same oldest chunks.
     """
 
     def __init__(

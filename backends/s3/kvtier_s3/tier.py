@@ -35,7 +35,7 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# A store also writes the manifest if the last write is this old, in case the bucket was emptied.
+# A store rewrites the manifest this long after its last write, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
 
@@ -138,7 +138,7 @@ class S3Tier(ChunkTierManager):
         with suppress(ChunkNotFoundError):
             name = self._names.manifest_of(fingerprint)
             length_bytes = await self._objects.read(name, [memoryview(text)])
-            return bytes(text[:length_bytes])  # of a longer object only zeros: unreadable
+            return bytes(text[:length_bytes])  # all zeros if the object is too long
         return None
 
     async def _check(self) -> None:

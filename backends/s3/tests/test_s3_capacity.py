@@ -92,7 +92,7 @@ async def test_all_namespaces_count_and_only_chunks_are_deleted(bench, filled):
     await bench.open(bench.url, capacity=2 * bench.object_bytes, sweep_interval=OFTEN)
     bench.facts = facts
     await wait_until(lambda: are(bench, filled, *[False] * 4, True, True))
-    # The swept chunks are not of the open tier's namespace, so the tier does not report them.
+    # The swept chunks belong to another namespace, so the open tier does not report them.
     assert bench.removed == []
     manifest = f"{bench.prefix}/{bench.namespace.fingerprint}/manifest.json"
     assert await bench.stored(manifest)

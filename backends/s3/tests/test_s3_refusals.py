@@ -210,7 +210,7 @@ async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripte
     [
         (100_064, 50_000, TierUnavailableError),  # the connection ends early
         (100_064, 0, TierUnavailableError),
-        (50_000, 49_999, TierUnavailableError),  # the same, of a compressed chunk
+        (50_000, 49_999, TierUnavailableError),  # a compressed chunk's connection ends early
         (64, 64, CorruptChunkError),  # the object has no payload
         (0, 0, CorruptChunkError),
         (100_065, 100_065, CorruptChunkError),  # the object is too long

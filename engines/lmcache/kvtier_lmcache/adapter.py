@@ -163,7 +163,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up without locking them: a later load of a removed object is only a miss."""
+        """Look objects up without locking them, because loading a removed object is only a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -197,7 +197,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     # --- state and shutdown ---------------------------------------------------------------------
 
     def stats_now(self) -> list[TierStats]:
-        """Return a snapshot of each model's tier: its counters and state."""
+        """Return a snapshot of the counters and the state of each model's tier."""
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
@@ -249,7 +249,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> tuple[list[ObjectLayout | None], list[int | None]]:
-        """Return each object's layout and slot; ``None`` for both if it cannot be moved."""
+        """Return each object's layout and slot; both are ``None`` if the object cannot be moved."""
         layouts: list[ObjectLayout | None] = []
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):

@@ -52,7 +52,7 @@ def _layout(
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
-    # A serde's name stands before its dtype. kvtier's codec supports only objects of one dtype.
+    # Drop a serde's name, which precedes the dtype. kvtier's codec supports only a single dtype.
     dtype = ", ".join(sorted({dtype.rpartition(" ")[2] for dtype, _ in layout.tensors}))
     facts = {"engine": f"lmcache {release}", "model": model, "dtype": dtype, "tensors": tensors}
     return Namespace({**declared, **facts})

@@ -32,8 +32,6 @@ _ALWAYS_SPLIT = frozenset({"mamba"})
 
 
 class PageIdentity:
-    """The namespace and the keys of a host pool's pages."""
-
     def __init__(
         self,
         config: HiCacheStorageConfig,
@@ -71,7 +69,7 @@ class PageIdentity:
         return make_offload_key(page_hash.encode() + self._suffix, part)
 
     def block_of(self, parts: int, key: OffloadKey) -> tuple[int, int, int] | None:
-        """Return SGLang's number of a page of ``parts`` chunks; ``None`` for other ranks' pages."""
+        """Return a page's hash, group and number of chunks; ``None`` for another rank's page."""
         joined, _ = split_offload_key(key)
         if not joined.endswith(self._suffix):
             return None

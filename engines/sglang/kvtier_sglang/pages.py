@@ -12,7 +12,7 @@ import torch
 from kvtier_sdk import ConfigError, HostPool, Operation, PoolLayout, Region
 from kvtier_sdk.engine import ROW_ALIGNMENT, EngineMemory, OverlappingSlots, PoolMemory
 
-#: The most bytes in kvtier's memory at once, for each direction.
+#: The maximum number of bytes in kvtier's memory at once, for each direction.
 _STAGING_BYTES = 128 << 20
 #: The maximum number of pages that SGLang moves in one call.
 _MOST_PAGES = 128
@@ -98,7 +98,7 @@ class StagedPages(Pages):
     def move_tensors(
         self, operation: Operation, tensors: Sequence[torch.Tensor], move: Move
     ) -> list[bool]:
-        """Move flat pages; SGLang itself copies them to or from its pool."""
+        """Move flat pages, given as tensors; return true for each moved page."""
 
         def fill(number: int, slot: torch.Tensor) -> None:
             slot.copy_(tensors[number].view(self._dtype).flatten())

@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier; false also if the answer came too late."""
+        """Return true for each page in the tier, or false if the tier did not answer in time."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(
@@ -44,18 +44,17 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Move pages between tensors and the tier; do nothing if the pool's pages move in place."""
+        """Move flat pages if the pool's pages are staged; return true for each moved page."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))
 
     @property
     def page_bytes(self) -> int:
-        """The length of a page, the sum of its parts."""
         return self._pages.parts * self._pages.memory.chunk_bytes
 
     def close(self) -> None:
-        """Wait until the tier has ended, and release the memory. Call ``chunks.close()`` first."""
+        """Wait until the tier has closed, and release the memory. Call ``chunks.close()`` first."""
         self.chunks.join()
         self._pages.close()
 

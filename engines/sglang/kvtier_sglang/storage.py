@@ -83,7 +83,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- host pools -----------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Open the tier of the pool of keys and values."""
+        """Open the tier of the KV pool."""
         super().register_mem_pool_host(mem_pool_host)
         self._register(_KV, mem_pool_host)
 
@@ -105,7 +105,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Skip pools with this policy, because keys and values can be reused without them.
+            # Skip pools with this policy, because the KV pool's pages can be reused without them.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])
@@ -128,7 +128,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         """Store pages of several pools; return each pool's results, true for each stored page."""
         return {t.name: self._move(_STORE, t.name, t.keys, t.host_indices) for t in transfers}
 
-    # --- pages of keys and values ---------------------------------------------------------------
+    # --- pages of the KV pool -------------------------------------------------------------------
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Return the number of pages in the tier before the first missing page."""
@@ -179,7 +179,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """Store flat pages; return true if all were stored. After a failure, stored pages stay."""
+        """Store flat pages; return true if all were stored."""
         return all(self._move_tensors(_STORE, keys, list(values or ())))
 
     def set(
@@ -213,7 +213,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         )
 
     def stats_now(self) -> list[TierStats]:
-        """Return a snapshot of each pool's tier: its counters and state."""
+        """Return a snapshot of the counters and the state of each pool's tier."""
         return [tier.chunks.stats_now() for tier in self._open_tiers()]
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         identity = PageIdentity(self._config, pool, name, self._options.namespace)
         if isinstance(pages, PlacedPages):
             spec = replace(spec, runner=spec.runner.model_copy(update={"runner": "thread"}))
-        # Announce only keys and values, because a prefix with both can be reused.
+        # Announce only the KV pool's pages, because other pools' pages have the same hashes.
         announce = None
         if self._publisher is not None and name == _KV:
             announce = announce_blocks(self._publisher.put, partial(identity.block_of, pages.parts))

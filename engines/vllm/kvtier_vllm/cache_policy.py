@@ -15,7 +15,7 @@ from kvtier_vllm.translate import request_context
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
-#: True if vLLM reports a request's chunks while it runs (since 0.33), not only at its end.
+#: True if vLLM reports a running request's chunks (since 0.33), not only an ended request's.
 TELLS_ACCESSES = hasattr(CachePolicy, "on_request_access")
 
 
@@ -29,9 +29,9 @@ class _Request:
 
 
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
-    """The eviction policy ``returns``, named in vLLM's ``eviction_policy``.
+    """The eviction policy ``returns``, for vLLM's option ``eviction_policy``.
 
-    vLLM tells a policy neither why answers end nor the requests' hints.
+    The policy gets no hints, and no reasons why answers end, because vLLM does not pass them on.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -43,7 +43,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
         self._policy = load_policy("returns")()
         self._policy.open(self.cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        # vLLM does not report the end of a request that has used nothing since a cache reset.
+        # Requests by id. An entry stays if vLLM does not report the end, as after a cache reset.
         self._running: dict[str, _Request] = {}
         # Chunks not yet reported to the policy, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
@@ -70,7 +70,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._count_down(self._new[key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        # Report the chunk first, or its next release would count it as readable a second time.
+        # Report the chunk now. Otherwise its next release would count it as readable again.
         if key in self._new:
             self._tell_new()
 

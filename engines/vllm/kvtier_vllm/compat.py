@@ -40,7 +40,7 @@ _CHECKS = "checks_kvtier"
 _TELLS = "tells_kvtier"
 _SHORTENS = "shortens_kvtier"
 
-#: The sums of kvtier that vLLM's log line of transfers shows.
+#: kvtier's totals that vLLM's log line about transfers shows.
 _LOGGED = tuple(
     f"kvtier_{name}_total"
     for name in (
@@ -51,8 +51,8 @@ _LOGGED = tuple(
 
 _log = logging.getLogger("kvtier.vllm")
 
-# Each engine's listener for blocks, by the ``id()`` of the engine's configuration of events.
-_described: dict[int, Callable[[OffloadKey, Any], None]] = {}
+# Each engine's listener for blocks, by the ``id()`` of the engine's events configuration.
+_described: dict[int, Callable[[OffloadKey, Callable[[], Any]], None]] = {}
 
 
 def release() -> str:
@@ -86,38 +86,26 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 
 
 def tell_blocks(
-    events_config: Any, describe: Callable[[OffloadKey, Any], None]
+    events_config: Any, describe: Callable[[OffloadKey, Callable[[], Any]], None]
 ) -> Callable[[], None]:
-    """Report the blocks of each chunk that vLLM begins to store, as vLLM's events describe them.
+    """Report each chunk that vLLM stores or finds, with a function that makes its blocks' metadata.
 
-    ``events_config`` is vLLM's object for the engine. Return a function that ends the reports.
+    ``events_config`` is the engine's events configuration. Return a function that ends the reports.
     """
-    # Wrap this method, the only one that has both a chunk and the request with its tokens.
+    # Wrap these methods, because only they have both a chunk and the request with its tokens.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
             OffloadingEventsTracker as Tracker,
         )
 
-        record, build = Tracker.record_store, Tracker._build_event_metadata
+        records = {name: getattr(Tracker, name) for name in ("record_store", "record_lookup")}
+        build = Tracker._build_event_metadata
     except (ImportError, AttributeError) as error:
         _log.warning("routers are not told of this vLLM's tokens: %s", error)
         return lambda: None
-    if not vars(record).get(_TELLS):
-
-        @functools.wraps(record)
-        def tell_and_record(
-            self: Any, request: Any, group: Any, index: int, key: OffloadKey
-        ) -> None:
-            tell = _described.get(id(self.config))
-            if tell is not None and group.sliding_window_size_in_chunks is None:
-                try:
-                    tell(key, build(self, request, group, index))
-                except (AttributeError, AssertionError, KeyError, TypeError) as error:
-                    _warn_of_untold_chunks(repr(error))
-            record(self, request, group, index, key)
-
-        vars(tell_and_record)[_TELLS] = True
-        Tracker.record_store = tell_and_record
+    for name, record in records.items():
+        if not vars(record).get(_TELLS):
+            setattr(Tracker, name, _tell_and(record, build))
     _described[id(events_config)] = describe
 
     def end() -> None:
@@ -126,8 +114,23 @@ def tell_blocks(
     return end
 
 
+def _tell_and(record: Callable[..., None], build: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(record)
+    def tell_and_record(self: Any, request: Any, group: Any, index: int, key: OffloadKey) -> None:
+        tell = _described.get(id(self.config))
+        if tell is not None and group.sliding_window_size_in_chunks is None:
+            try:
+                tell(key, lambda: build(self, request, group, index))
+            except (AttributeError, AssertionError, KeyError, TypeError) as error:
+                _warn_of_untold_chunks(repr(error))
+        record(self, request, group, index, key)
+
+    vars(tell_and_record)[_TELLS] = True
+    return tell_and_record
+
+
 def tell_stops() -> None:
-    """Make the connector call ``note_stop`` of a manager, if it exists, when an answer ends."""
+    """Make the connector call its manager's ``note_stop``, if it has one, when an answer ends."""
     # These names are internal to vLLM, so any release may remove them.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -158,7 +161,7 @@ def tell_stops() -> None:
 
 
 def shorten_log() -> None:
-    """Limit vLLM's log line of transfers to six sums, instead of kvtier's hundreds of series."""
+    """Show only six of kvtier's hundreds of series in vLLM's log line about transfers."""
     reduce = OffloadingConnectorStats.reduce
     if vars(reduce).get(_SHORTENS):
         return
@@ -179,7 +182,7 @@ def shorten_log() -> None:
 
 
 def _stop_of(request: Any) -> str | None:
-    """Return why a request's answer ended, for example ``"length"``; ``None`` if it has not."""
+    """Return why a request's answer ended, for example ``"length"``, or ``None`` before its end."""
     reason = request.get_finished_reason()
     if reason is None:
         return None
@@ -267,7 +270,7 @@ def _cpu_packing(dtype: str, block_sizes: Iterable[int]) -> list[str]:
     try:
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-        # Leave out the head size, because the model, another fact, determines it.
+        # Leave out the head size, because the namespace already includes the model.
         return sorted({_get_attn_isa(kind, tokens) for tokens in block_sizes})
     except (ImportError, TypeError):
         return _instruction_sets()
@@ -291,7 +294,7 @@ def expected_hash() -> tuple[str, bytes]:
 
 
 def actual_hash() -> tuple[str, bytes] | None:
-    """Return algorithm and seed of this process's chain hashes; ``None`` until vLLM sets them."""
+    """Return this process's algorithm and seed of chain hashes; ``None`` until vLLM sets them."""
     seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
     if seed is None:
         return None

@@ -118,7 +118,7 @@ def worker_over_pool(
 
 
 def refuse_uncertified(kv_caches: CanonicalKVCaches, config: OffloadingConfig) -> None:
-    """Raise ``ConfigError`` if a layer's bytes are not as portable as the namespace says."""
+    """Raise ``ConfigError`` if a layer's bytes are less portable than the namespace states."""
     portable = config.parallel.is_parallelism_agnostic
     mappings = [ref.mapping for refs in kv_caches.group_data_refs for ref in refs]
     if any(m is None or m.parallelism_agnostic < portable for m in mappings):
@@ -131,7 +131,7 @@ def refuse_uncertified(kv_caches: CanonicalKVCaches, config: OffloadingConfig) -
 def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
     tensors = [cache.tensor for cache in kv_caches.tensors]
     return [
-        # A page may be padded on the device; do not copy the padding.
+        # Cut off the padding that a page may have on the device.
         KVGroup(
             [KVTensor(tensors[ref.tensor_idx][:, : ref.page_size_bytes]) for ref in refs],
             blocks_per_chunk,
@@ -141,7 +141,7 @@ def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup
 
 
 def _canonical_groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
-    """Return a tensor for each fragment of a page, and its place in vLLM's canonical layout."""
+    """Return groups with a tensor per page fragment, at its place in the canonical layout."""
     block_bytes = [0] * len(kv_caches.tensors)
     for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
         page_bytes = ref.mapping.canonical_page_size_bytes

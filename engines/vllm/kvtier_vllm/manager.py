@@ -179,9 +179,9 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         """Record why a request's answer ended, before :meth:`on_request_finished`."""
         self._stops[request_id] = stop
 
-    def describe(self, key: OffloadKey, blocks: Any) -> None:
-        """Record the description that routers get of a chunk that is being stored."""
-        self._manager.describe(key, chunk_note(blocks))
+    def describe(self, key: OffloadKey, make_blocks: Callable[[], Any]) -> None:
+        """Record the description of a stored or found chunk, which routers receive."""
+        self._manager.describe(key, lambda: chunk_note(make_blocks()))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:
         request = _of(req_context)
@@ -207,7 +207,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         request = _of(req_context)
         keys = list(keys)
         # vLLM does not report the use of earlier chunks, which the device already has. Count it
-        # here, or the pool would evict the start of a prefix before its end.
+        # here, because otherwise the pool would evict the start of a prefix before its end.
         ends, loaded = compat.end_tokens(req_context), set(keys)
         first = min((ends.get(key, 0) for key in keys), default=0)
         on_device = [key for key, end in ends.items() if end <= first and key not in loaded]

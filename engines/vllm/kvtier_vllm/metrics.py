@@ -59,7 +59,7 @@ class StatsFeed:
     def take(
         self, stats: Sequence[TierStats], usage: PoolUsage | None = None
     ) -> OffloadingConnectorStats | None:
-        """Return the changes since the last call."""
+        """Return the changes since the last call; ``None`` if there are no changes."""
         told = OffloadingConnectorStats()
         for sample in metric_samples(stats, usage, zeros=not self._taken):
             name, labels, value = sample.metric.name, sample.labels, sample.value

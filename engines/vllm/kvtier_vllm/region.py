@@ -40,7 +40,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> PoolFile:
     """Join the replica that shares a region; the last member to join removes the region's name."""
-    # Unset this flag, or vLLM would remove the name again when the region's creator exits.
+    # Unset this flag, because vLLM would remove the name again when the creator exits.
     region._creator = False
     return PoolFile.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 

@@ -292,7 +292,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._strike(job.tag, failed)
 
     def released(self, tier: TierClient, job: Job) -> None:
-        """Report a job to vLLM, which may reuse the job's slots from now on."""
+        """Report a job to vLLM, which may then reuse the job's slots."""
         result = job.result
         if job.tag is None or result is None or job.operation is Operation.LOOKUP:
             return

@@ -40,7 +40,7 @@ def request_context(engine_request: ReqContext, request_id: str | None = None) -
 
 
 def chunk_note(blocks: Any) -> ChunkNote:
-    """Return the description that routers get of a chunk, from vLLM's tracker of events."""
+    """Return a chunk's description for routers, made from vLLM's metadata of its blocks."""
     parent = blocks.parent_block_hash
     return ChunkNote(
         block_hashes=[int.from_bytes(block[-8:], "big") for block in blocks.block_hashes],

@@ -19,8 +19,8 @@ class MemcachedTierConfig(kv.TierConfig):
     """Options of the memcached tier.
 
     Attributes:
-        servers: ``host:port`` of each server, separated by commas. The host of a URL gives a single
-            server: ``memcached://kv-1:11211``.
+        servers: ``host:port`` of each server, separated by commas. The host of a URL is a single
+            server, as in ``memcached://kv-1:11211``.
         piece_bytes: the maximum length of a value; the servers' limit (``-I``) must be larger.
         connections: the maximum number of connections to each server.
         timeout_s: the longest silence of a server before it counts as unreachable.
@@ -63,7 +63,7 @@ class MemcachedTier(kv.ChunkTierManager):
                 raise kv.ConfigError(f"option 'piece': {server} takes items up to {int(found[1])}")
 
     async def lookup(self, keys: Sequence[bytes], request: kv.RequestContext) -> Sequence[bool]:
-        # A server that is down fails its own keys, and not those of the others.
+        # A server that is down must fail only its own keys.
         async def ask(key: bytes) -> bool | kv.TierError:
             try:
                 return await self.contains_chunk(key)
@@ -143,7 +143,6 @@ class MemcachedTier(kv.ChunkTierManager):
         return hashlib.sha256(self.context.namespace.fingerprint.encode() + key).hexdigest()
 
     def _server_of(self, name: str) -> str:
-        # The names of a chunk's index and pieces share a prefix. Only the prefix selects the
-        # server, so one server holds all of them.
+        # Select the server by the prefix that the names of a chunk's index and pieces share.
         chunk = name.partition(".")[0]
         return max(self._pools, key=lambda s: hashlib.md5(f"{s} {chunk}".encode()).digest())

@@ -18,10 +18,7 @@ _VERSION_BYTES = 16
 
 
 class ValueStore(Protocol):
-    """A store of named values, with the methods that :class:`Pieces` calls.
-
-    A method that fails raises ``TierError``.
-    """
+    """A store of named values for :class:`Pieces`. A method that fails raises ``TierError``."""
 
     async def get(self, name: str, buffers: Sequence[memoryview], /) -> None:
         """Fill buffers, one after the other, with a value.
@@ -65,26 +62,12 @@ class Pieces:
     :meth:`store` first writes an object's pieces under names that contain a new random version.
     Then it writes a small index under the object's own name. So a load never mixes two versions,
     and a store that fails midway leaves the old object whole. After concurrent stores one whole
-    object remains. If a piece is lost, the object is missing. A tier uses the class like this::
-
-        class MyTier(ChunkTierManager):  # with the coroutines of a ValueStore
-            async def open(self):
-                self._pieces = Pieces(self, most_bytes=1_000_000, clock=self.context.clock)
-
-            async def contains_chunk(self, key):
-                return await self._pieces.contains(self._name(key))
-
-            async def store_chunk(self, transfer):
-                name = self._name(transfer.key)
-                await self._pieces.store(name, transfer.buffers, replace=transfer.replace)
-
-            async def load_chunk(self, transfer):
-                name = self._name(transfer.key)
-                transfer.received(await self._pieces.load(name, transfer.buffers))
+    object remains. If a piece is lost, the object counts as missing. ``MemcachedTier`` shows how a
+    tier uses this class.
 
     A piece's name is the object's name, a dot and up to 59 further characters. If a writer is
-    killed, or another writer overwrites the index, pieces remain that no index names. So the value
-    store should evict values, or let them expire.
+    killed, or another writer overwrites the index, some pieces are no longer in any index. So the
+    value store should evict values, or let them expire.
 
     Args:
         values: the store of the pieces and indices.
@@ -189,11 +172,9 @@ class Pieces:
         return all(await self._each([partial(self._values.has, at) for at in index.pieces(name)]))
 
     async def _each(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-        """Make all calls; return their results, or raise the first failure.
+        """Make all calls, and return their results or raise the first failure."""
 
-        A failure does not cancel the other calls, because a cancelled call may lose its connection.
-        """
-
+        # Let all calls end after a failure, because a cancelled call may lose its connection.
         async def outcome(call: Callable[[], Awaitable[T]]) -> T | TierError:
             try:
                 return await call()

@@ -13,11 +13,7 @@ _START_S = 20.0
 
 
 class MemcachedServer:
-    """A memcached server. After :meth:`kill`, :meth:`start` uses the same port again.
-
-    Args:
-        options: further arguments of memcached's command line.
-    """
+    """A memcached process on a free port. After :meth:`kill`, :meth:`start` reuses the port."""
 
     def __init__(self, *options: str) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as probe:
@@ -54,7 +50,7 @@ class MemcachedServer:
             self._process = None
 
     def pause(self) -> None:
-        """Freeze the server: it accepts connections, but does not answer."""
+        """Freeze the server, so that it accepts connections but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 

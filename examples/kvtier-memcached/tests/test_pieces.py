@@ -67,7 +67,7 @@ def pieces(values: Values) -> Pieces:
 
 
 def an_object(seed: int, payload_bytes: int = 5000) -> list[memoryview]:
-    """Return a header and a payload. Objects of different seeds differ in every byte."""
+    """Return a header and a payload. Objects with different seeds differ in every byte."""
     payload = bytes((seed + at) % 251 for at in range(payload_bytes))
     return [memoryview(bytes([seed]) * 64), memoryview(payload)]
 

@@ -1,4 +1,4 @@
-"""``kvtier plan``: the pool and the tier that a trace's traffic is worth."""
+"""``kvtier plan``: suggests a pool and a tier for the traffic in a trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TITLES = (
     *("pool", "tier", "size", "hits", "in pool", "first token", "written/day", "life"),
     *("requests/day", "storing", "computing", "both"),
 )
-#: An option is shown if it shortens the first token of all cheaper options by this share.
+#: An option is shown if its first token comes sooner by this share than in all cheaper options.
 _WORTHWHILE = 0.01
 
 
@@ -110,9 +110,9 @@ def plan_command(
 ) -> None:
     """Forecast hits, first token, wear and costs of pools and tiers, and suggest one of them.
 
-    The forecast is for as long as the trace, after the trace, and for an idle engine. Each option
-    shown has the shortest time to the first token for its money. The suggested one is the cheapest,
-    storing and computing together. For example
+    The forecast covers as much time as the trace, begins at its end, and assumes an idle engine.
+    Each option shown has the shortest time to the first token at its cost. The suggested option has
+    the lowest cost of storing and computing together. For example
 
         kvtier plan --trace traces/ --recompute 40ms --write kv.toml
     """
@@ -148,10 +148,9 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best options, by money. ``nothing`` is to compute everything.
+    """The best options by cost. ``nothing`` is the option that computes everything.
 
-    ``checks`` has for each option the forecast of the trace's second half from the first, and what
-    the second half is.
+    For each option, ``checks`` has two flows of the trace's second half: forecast and actual.
     """
 
     policy: str
@@ -169,7 +168,7 @@ class Plan:
         return f'pool_bytes = {self.best.pool_bytes}\npolicy = "{self.policy}"\n{tier}'
 
     def errors(self) -> tuple[float, float]:
-        """Return the largest errors of the checks: of a hit rate, and of stores for each use."""
+        """Return the checks' largest errors: of a hit rate, and of the number of stores per use."""
         pairs = [tuple(half.stored / max(1.0, half.asked) for half in of) for of in self.checks]
         return (
             max(abs(of.hit_rate - fact.hit_rate) for of, fact in self.checks),

@@ -1,4 +1,4 @@
-"""Costs of pools and tiers: prices from a TOML file, devices as ``kvtier bench`` measured them."""
+"""Costs of pools and tiers, from a file of prices and the measurements of ``kvtier bench``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIB = 2**30
 
 
 class TierPrices(StrictModel):
-    """One kind of tier, as ``prices.toml`` describes it."""
+    """A kind of tier, as described in ``prices.toml``."""
 
     url: str
     month: _Price
@@ -62,7 +62,7 @@ class TierPrices(StrictModel):
         )
 
     def url_of(self, capacity_bytes: int, *, compresses: bool = False) -> str:
-        """Return the URL of a tier of this capacity; a store such as Redis sets its own."""
+        """Return the URL of a tier with this capacity, unless the store itself sets a capacity."""
         url, given, options = self.url, TierSpec.from_url(self.url), []
         if isinstance(given.config, BoundedTierConfig):
             options.append(f"capacity={capacity_bytes}")
@@ -95,7 +95,7 @@ class Work(NamedTuple):
 
     @classmethod
     def of(cls, workload: Sequence[ReplayRequest], *figures: Any) -> Work:
-        """Return a workload's work; raise :class:`ReplayError` if it has no time or no chunks."""
+        """Summarize a workload; raise :class:`ReplayError` if it has no duration or no chunks."""
         times = [request.arrived_s for request in workload]
         start_s, requests = min(times), len(workload)
         if max(times) == start_s or not any(request.keys for request in workload):
@@ -104,14 +104,14 @@ class Work(NamedTuple):
         return cls(requests, start_s, span_s, *figures)
 
     def held(self, chunks: int) -> int:
-        """Return the number of chunks that fit, compressed, in the space of ``chunks`` raw ones."""
+        """Return how many compressed chunks fit into the space of ``chunks`` plain chunks."""
         return int(self.compression_ratio * chunks)
 
 
 class Option(NamedTuple):
-    """A host pool, perhaps with a tier behind it; costs are of a month, other figures of a day.
+    """A host pool, with or without a tier behind it. Costs are per month, other figures per day.
 
-    ``requests`` are those that a store counts: stores, loads, and questions for absent chunks.
+    ``requests`` counts a store's billed requests: stores, loads, and lookups of absent chunks.
     """
 
     pool_bytes: int
@@ -139,7 +139,7 @@ def example_prices() -> str:
 
 
 def read_prices(path: Path | None) -> Prices:
-    """Read prices from a file, or the example's; raise :class:`ConfigError` for any fault."""
+    """Read prices from a file, by default the example; raise :class:`ConfigError` for any fault."""
     options = tomllib.loads(example_prices()) if path is None else read_options(path)
     return validate_options(Prices, options, Place("the example" if path is None else str(path)))
 
@@ -147,7 +147,7 @@ def read_prices(path: Path | None) -> Prices:
 def priced(
     prices: Prices, work: Work, flow: Flow, pool_chunks: int, tier: TierPrices | None, chunks: int
 ) -> Option:
-    """Return the costs and benefits of a pool with a tier of ``chunks`` behind it."""
+    """Return the costs and benefits of a pool, with a tier of ``chunks`` behind it if given."""
     days, size = work.span_s / _DAY_S, work.chunk_bytes
     computed = flow.asked - flow.pool_hits - flow.tier_hits
     work_s, stored_bytes = computed * work.recompute_s, size / work.compression_ratio

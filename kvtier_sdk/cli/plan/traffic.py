@@ -23,11 +23,11 @@ from kvtier_sdk.types import OffloadKey
 
 LRU = "lru"
 _HASHES = 2**32
-# Simulate a policy with at most this many chunks; use only some keys of a longer workload.
+# The maximum number of simulated chunks. Of a longer workload, only a sample is used.
 MOST_PLAYED = 2**17
-# Limit of one reuse's weight in a forecast, so that no single old chunk decides the result.
+# The maximum weight of a reuse in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
-# The share of a window whose uses do not count in a forecast, since traffic starts up there.
+# A forecast ignores the uses in this share of a window, at its beginning, where traffic starts.
 _BEGIN = 0.3
 
 _Floats = npt.NDArray[np.float64]
@@ -42,9 +42,9 @@ class Window(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """Numbers of chunks in a span of time; those of a forecast are expected values.
+    """Numbers of chunks in a span of time. In a forecast, the numbers are expected values.
 
-    A hit is a present chunk whose request's earlier chunks are all present. ``stored`` are the
+    A chunk is a hit if it and all earlier chunks of its request are present. ``stored`` counts the
     chunks that the tier gets.
     """
 
@@ -59,7 +59,7 @@ class Flow(NamedTuple):
 
 
 class Traffic:
-    """The uses of chunks in a workload, in order, as columns."""
+    """The uses of a workload's chunks, in order, as columns."""
 
     def __init__(self, workload: Sequence[ReplayRequest]) -> None:
         self.workload = workload
@@ -69,7 +69,7 @@ class Traffic:
         ]
         lengths = [len(request.keys) for request in workload]
         self.distinct_chunks, self.chunks = len(numbers), sum(lengths)
-        #: Powers of two, from room for the longest request twice to room for every chunk.
+        #: Powers of two, from at least twice the longest request to at least all distinct chunks.
         self.sizes = [1 << max(0, 2 * max(lengths, default=0) - 1).bit_length()]
         while self.sizes[-1] < self.distinct_chunks:
             self.sizes.append(2 * self.sizes[-1])
@@ -80,9 +80,9 @@ class Traffic:
         self._residents = cache(self._find_residents)
 
     def flow(self, policy: str, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
-        """Count hits and stores for a pool backed by a tier of ``tier_chunks``; 0 means no tier.
+        """Count hits and stores for a pool with a tier of ``tier_chunks``; 0 means no tier.
 
-        The tier gets every chunk, and evicts the least recently used.
+        The tier gets every chunk, and evicts the least recently used chunk first.
         """
         in_pool, in_tier = self._residents(policy, pool_slots), self._residents(LRU, tier_chunks)
         uses, reuses = self._weights(window)
@@ -90,7 +90,7 @@ class Traffic:
         absent_before: npt.NDArray[np.int64] = np.cumsum(absent) - absent
         hits = ~absent & (absent_before == absent_before[self._first])
         asked, found = uses.sum(), reuses @ hits
-        # Weights can make more hits than uses.
+        # Scale the hits down, because their weights can add up to more than the uses.
         scale = min(1.0, asked / max(1.0, found))
         return Flow(
             asked=asked,
@@ -100,19 +100,19 @@ class Traffic:
         )
 
     def _weights(self, window: Window) -> tuple[_Floats, _Floats]:
-        """Return each use's weight as a use, and its weight as a reuse."""
+        """Return two weights of each use: as a use, and as a reuse."""
         length_s = window.end_s - window.start_s
         start_s = window.start_s + (length_s * _BEGIN if window.is_forecast else 0.0)
         uses = ((self._at_s >= start_s) & (self._at_s < window.end_s)).astype(np.float64)
         if not window.is_forecast:
             return uses, uses
-        # A chunk that returns after nearly the whole window is seen to return only if the window's
-        # begin shows its use before. So a reuse counts for more, the longer the chunk was away.
+        # A reuse is recognized only if the window also has the chunk's previous use. The longer the
+        # chunk was away, the rarer this is, so such a reuse gets more weight.
         away_s = np.clip(self._age_s, length_s * _BEGIN, length_s * (1 - 1 / _MOST_WEIGHT))
         return uses / (1 - _BEGIN), uses * length_s / (length_s - away_s)
 
     def _ages(self) -> _Floats:
-        """Return the time since each chunk's last use; infinite for a first use."""
+        """Return for each use the time since the chunk's previous use; infinite for a first use."""
         numbers = np.fromiter((n for request in self._requests for n in request), np.int64)
         order = np.argsort(numbers, kind="stable")
         again = np.flatnonzero(np.diff(numbers[order]) == 0)
@@ -121,7 +121,7 @@ class Traffic:
         return ages_s
 
     def _find_residents(self, policy: str, size: int) -> npt.NDArray[np.bool_]:
-        """Return for each use whether a cache of ``size`` chunks holds the chunk before it."""
+        """Return for each use true if a cache of ``size`` chunks already holds the chunk."""
         if size >= self.distinct_chunks:
             return np.isfinite(self._age_s)
         if not size:
@@ -135,7 +135,7 @@ class Traffic:
         recent: OrderedDict[int, None] = OrderedDict()
         for numbers in self._requests:
             found += bytes(map(recent.__contains__, numbers))
-            # Use the end of a prefix first, as the pool does, so that its start is evicted last.
+            # Use the end of a prefix first, as the pool does, so that the start is evicted last.
             for number in reversed(dict.fromkeys(numbers)):
                 recent[number] = None
                 recent.move_to_end(number)
@@ -145,7 +145,7 @@ class Traffic:
 
 
 class PolicyTraffic:
-    """Flows with a policy's host pool; the policy gets two shares of a long workload's keys."""
+    """Flows with a host pool under a policy, simulated on two samples of a long workload's keys."""
 
     def __init__(self, traffic: Traffic, policy: str) -> None:
         self._traffic, self._policy = traffic, policy
@@ -160,8 +160,8 @@ class PolicyTraffic:
     def flow(self, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
         if self._parts == 1:
             return self._traffic.flow(self._policy, pool_slots, tier_chunks, window)
-        # Most of the error comes from the few keys that nearly every request names. ``lru`` has the
-        # same error, but its exact flow is known, so only the policy's gain over ``lru`` is scaled.
+        # A sample's error comes mostly from the few keys that nearly every request names. ``lru``
+        # has the same error, but its exact flow is known. So scale only the gain over it.
         exact = np.array(self._traffic.flow(LRU, pool_slots, tier_chunks, window))
         sizes = max(1, pool_slots // self._parts), tier_chunks // self._parts
         gains = [
@@ -172,7 +172,7 @@ class PolicyTraffic:
 
 
 def _sample(workload: Sequence[ReplayRequest], parts: int, part: int) -> list[ReplayRequest]:
-    """Return the workload with one of ``parts`` shares of its keys, selected by hash."""
+    """Return the workload with one of ``parts`` equal shares of its keys, selected by hash."""
     first = part * _HASHES // parts
     hashes = range(first, first + _HASHES // parts)
     return [
@@ -193,7 +193,7 @@ def play(
         yield by_key
         for key in takewhile(by_key.__contains__, request.keys):
             by_key[key].hit_step = primary.step
-        # The request computes and offers again the chunks that are present after the first miss.
+        # The request computes and offers all chunks after the first miss, even if they are present.
         used = [key for key in dict.fromkeys(request.keys) if key in by_key]
         new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
         taken, _ = primary.take(len(new))

@@ -1,4 +1,4 @@
-"""Replays a workload through the manager, with real bytes but without an engine."""
+"""Replays a workload through the manager with real bytes, but without an engine."""
 
 from kvtier_sdk.cli.replay.driver import replay
 from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, TimeSaved

@@ -1,4 +1,4 @@
-"""Checks that a replay or a benchmark cannot evict an engine's chunks from a shared store."""
+"""Checks that a replay or a benchmark cannot evict engines' chunks from a shared store."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
 
-#: Namespaces of these tools need no protection, because nobody misses the chunks of an earlier
-#: replay, and a check leaves only a manifest behind.
+#: Namespaces of these tools need no protection, because the chunks of an earlier replay are
+#: useless, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier bench", "kvtier check")
 #: Facts by which people recognize a namespace.
 _TELLING = ("engine", "model")
@@ -32,8 +32,8 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "repla
         limits = None
         if isinstance(spec.config, BoundedTierConfig) and not (limits := _limits(spec.config)):
             continue
-        # Ignore a ConfigError, because either the store does not exist yet and holds nothing, or
-        # the replay reports the mistake when it opens the tier.
+        # Ignore a ConfigError. Either the store does not exist yet and holds nothing, or the replay
+        # reports the mistake when it opens the tier.
         with suppress(ConfigError), open_for_maintenance(spec, clock=clock) as tier:
             if limits:
                 _check(tier, tool, limits, f"a root or prefix of its own, or leave out {limits}")
@@ -42,7 +42,7 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "repla
 
 
 def _limits(config: BoundedTierConfig) -> str:
-    """Name the options that make a tier evict chunks of other namespaces too."""
+    """Return the options that make a tier evict other namespaces' chunks, as text."""
     given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s, "max_age": config.max_age_s}
     return " and ".join(f"'{name}'" for name, value in given.items() if value is not None)
 

@@ -1,4 +1,4 @@
-"""Computes the data of the charts on a replay's page."""
+"""Computes the data for the charts on a replay's page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ percent = "{:.1%}".format
 
 
 class Source(NamedTuple):
-    """An origin of chunks: the host pool, a tier, or a computation by the engine."""
+    """An origin of chunks: the host pool, a tier, or the engine's computation."""
 
     name: str
     color: str
@@ -130,8 +130,8 @@ def _sums(values: Sequence[int], width: int) -> list[int]:
 
 
 def _decades(least: float, most: float) -> list[float]:
-    """Return 1, 2 and 5 times each power of ten, from below ``least`` to above ``most``."""
-    # Durations are 0 if a virtual clock did not move, and 0 has no logarithm.
+    """Return 1, 2 and 5 times the powers of ten, from below ``least`` to above ``most``."""
+    # Replace 0, which has no logarithm. Durations are 0 if a virtual clock did not move.
     least, most = max(least, 1e-6), max(most, 1e-6)
     first, last = (math.floor(math.log10(of)) for of in (least, most))
     edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]

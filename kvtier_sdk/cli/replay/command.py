@@ -184,7 +184,7 @@ def _configuration(
     update = dict(_ENGINES_OWN)
     if engine := tools_for(options, where=str(file)):
         config = engine.read(options, where=str(file))
-        # An engine's configuration lacks the chunk size, so take it from the flag or the workload.
+        # An engine's configuration lacks the chunk size, which a flag or the workload provides.
         over.add("chunk_bytes")
         if "slots" in flags:
             update["pool_bytes"] = None

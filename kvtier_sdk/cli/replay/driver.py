@@ -30,10 +30,10 @@ from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 
-# Longest step while a tier works, about as long as an engine's step. A step must end even if no
-# tier reports, because a request may wait for another request to store a chunk in the pool.
+# The maximum length of a step while a tier works, about as long as an engine's step. A step must
+# end even if no tier reports, because one request may wait until another stores a chunk.
 _STEP_S = 0.01
-# Deadlines must not end a job early: with one request at a time, a replay waits for each job.
+# Deadlines must not end a job early, because a replay of one request at a time waits for it.
 _PATIENT_S = 600.0
 _BASE_SEED = 2026
 _NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
@@ -94,7 +94,7 @@ def replay(
 
 
 def _patient(spec: TierSpec) -> TierSpec:
-    """Return ``spec`` with long deadlines where none is configured."""
+    """Return ``spec`` with long deadlines in place of unset ones."""
     names = {"lookup_deadline_s", "load_deadline_s", "store_deadline_s"}
     patience = dict.fromkeys(names - spec.runner.model_fields_set, _PATIENT_S)
     return dataclasses.replace(spec, runner=spec.runner.model_copy(update=patience))
@@ -102,7 +102,7 @@ def _patient(spec: TierSpec) -> TierSpec:
 
 @dataclasses.dataclass(eq=False)
 class _Driver:
-    """A player of requests; each request is a generator that yields at the end of each step."""
+    """A player of requests. Each request is a generator that yields at the end of each step."""
 
     _manager: TieringManager
     _pool: HostPool
@@ -117,7 +117,7 @@ class _Driver:
     def __post_init__(self) -> None:
         chunk_bytes = self._pool.chunk_bytes
         self._content = ChunkContent(chunk_bytes)
-        # Limit the chunks that one step asks for, so that they fit the pool and each tier's queue.
+        # Limit the chunks of a step, so that they fit into the pool and into each tier's queue.
         options = [spec.runner for spec in self._specs]
         limits = [of.max_queue_bytes // chunk_bytes for of in options]
         moments = [load_store_policy(of.store_policy).moment for of in options]
@@ -125,7 +125,7 @@ class _Driver:
         if self._spills:
             limits.append(self._manager.headroom_slots)
         self._window = max(1, min([self._pool.slots // 2, *limits]))
-        # Measures the end of each step. The next request that finishes is charged for this time.
+        # Measures the end of each step. This time is added to the next request that finishes.
         self._step_meter = _Meter()
         self.us_per_chunk = array("d")
         self.chunks = array("q")
@@ -149,7 +149,7 @@ class _Driver:
                 active.append(self._serve(*arrival))
             if not active and not self._manager.has_pending_work():
                 return
-            # A report after this line wakes the wait below.
+            # Clear the event first, so that a later report ends the wait below.
             reported.clear()
             moved = False
             for serving in list(active):
@@ -171,14 +171,14 @@ class _Driver:
         # repeat lookups that an engine does not repeat, and count them as scheduler time.
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
-            # Meter this poll of the tiers, because an engine spends time on polls too.
+            # Measure this poll of the tiers, because an engine spends time on polls too.
             with self._step_meter:
                 busy = self._manager.has_pending_work()
             if not busy:
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """Play a request. Yield at the end of each step: true if the step made progress."""
+        """Play a request. Yield at the end of each step, with true if the step made progress."""
         self._history.arrived_s = request.arrived_s
         context = request.context
         meter = _Meter()
@@ -212,7 +212,7 @@ class _Driver:
     def _find(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Generator[bool, None, int]:
-        """Look up the keys in each step until none is pending; return how many leading keys hit."""
+        """Look up the keys in each step until no key is pending; count the leading hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
@@ -233,7 +233,7 @@ class _Driver:
     def _load(
         self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
     ) -> Sequence[int]:
-        """Load chunks, compare their content, and return each chunk's source."""
+        """Load chunks and compare their content; return each chunk's source."""
         if not keys:
             return ()
         with meter:
@@ -262,7 +262,7 @@ class _Driver:
             if not output.rejected_keys:
                 return
             keys = output.rejected_keys
-            # End the step, because chunks found in this step cannot be evicted before its end.
+            # End the step, because chunks found in it cannot be evicted before its end.
             yield True
 
     def _settle(self) -> Iterator[bool]:
@@ -277,8 +277,7 @@ class ChunkContent:
     """The content of chunks, computed from their keys.
 
     A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each word.
-    Making a chunk is as fast as copying memory. Nearly every word differs between the chunks of two
-    keys, and between a chunk and the same chunk shifted by some bytes, so a mix-up is detected.
+    So nearly every word of a wrong or a shifted chunk differs from the expected word.
     """
 
     def __init__(self, chunk_bytes: int) -> None:

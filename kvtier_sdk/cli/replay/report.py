@@ -11,9 +11,9 @@ from kvtier_sdk.metrics import TierStats
 
 
 class ReplayHistory:
-    """Each request's hits and wait, in order of arrival, and the hits at each depth of a prompt.
+    """The requests' hits and waits, in order of arrival, and the hits at each depth of a prompt.
 
-    ``arrived_s`` is the workload's time: the arrival of the request that began last.
+    ``arrived_s`` is the arrival time, in the workload, of the request that began last.
     """
 
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
@@ -26,14 +26,14 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Record the sources of hits, from ``depth`` on: a tier's number, or -1 for the pool."""
+        """Record the sources of hits from ``depth`` on: tiers' numbers, or -1 for the pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1
 
 
 class TimeSaved(NamedTuple):
-    """The time that an engine needs to compute a tier's hits, less the time that loads took."""
+    """The time that an engine would need to compute a tier's hits, minus their load time."""
 
     name: str
     compute_s: float
@@ -46,17 +46,16 @@ class ReplayReport:
     """The results of one replay.
 
     Attributes:
-        chunks: number of chunks that the requests named; a trace calls them blocks.
-        hit_chunks: number of these chunks that did not have to be computed.
+        chunks: number of chunks in the requests; a trace calls them blocks.
+        hit_chunks: number of these chunks that need not be computed.
         compared_bytes: number of loaded bytes, all of which were compared with the stored bytes.
         scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
-            microseconds: the time of a request's calls, divided by its number of chunks.
+            microseconds. A request's time is divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.
-        left_over: pinned slots, slots in flight, requests and jobs still held at the end; all
-            should be 0.
-        history: each request's hits and wait; :meth:`as_json` leaves them out.
+        left_over: pinned slots, slots in flight, requests and jobs at the end; all should be 0.
+        history: each request's hits and wait, which :meth:`as_json` omits.
         sessions: the hits by session, if the workload names sessions.
-        recompute_s: time in which the engine computes a chunk, if it was given.
+        recompute_s: the given time in which the engine computes a chunk, if any.
     """
 
     requests: int
@@ -80,7 +79,7 @@ class ReplayReport:
 
     @property
     def dropped(self) -> int:
-        """The number of chunks that could not be stored or loaded for lack of room."""
+        """The number of chunks that were not stored or loaded for lack of room."""
         return sum(sum(tier.dropped.values()) for tier in self.tiers)
 
     @property
@@ -94,7 +93,7 @@ class ReplayReport:
 
     @property
     def saved_tokens(self) -> list[int]:
-        """The tokens that each tier's hits saved, as the hits' part of each prompt."""
+        """For each tier, the number of prompt tokens that its hits saved."""
         # A prompt's last chunk may not be full, and a request without chunks has no hits.
         of_each = [
             zip(hits, self.history.tokens, self.history.chunks, strict=True)
@@ -106,7 +105,7 @@ class ReplayReport:
 
     @property
     def time_saved(self) -> list[TimeSaved]:
-        """The time that each tier saved, and their sum; empty without ``recompute_s``."""
+        """The time that each tier saved, followed by the sum; empty without ``recompute_s``."""
         if self.recompute_s is None:
             return []
         times = [
@@ -159,7 +158,7 @@ def _tier_json(tier: TierStats) -> dict[str, Any]:
 
 
 def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
-    """Return the mean over all chunks, and the percentiles and the maximum over requests."""
+    """Return the mean weighted by ``weights``, and the unweighted percentiles and maximum."""
     if not samples:
         return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
     ordered = sorted(samples)

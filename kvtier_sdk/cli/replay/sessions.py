@@ -1,4 +1,4 @@
-"""Counts the hits of each session and of its turns, for a trace that names sessions."""
+"""Counts the hits of sessions and of their turns, if a trace names sessions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 class SessionTurns(NamedTuple):
-    """A group of requests that each continue a session.
+    """A group of requests, each of which continues a session.
 
     Attributes:
-        after: why the session's previous answer ended; ``None`` if the trace does not say.
-        whole_prefix: true if all leading chunks that these requests share with the session's
-            previous request were hits.
+        after: the reason why the session's previous answer ended; ``None`` if unknown.
+        whole_prefix: true if these requests hit all leading chunks that they share with the
+            session's previous request.
         median_wait_s: median time since the arrival of the session's previous request.
     """
 
@@ -38,8 +38,8 @@ class SessionHits:
 
     Attributes:
         hit_rates: each session's hit rate, sorted.
-        hitless: number of sessions of several requests that hit nothing after the first.
-        turns: the requests after each session's first, in groups.
+        hitless: number of sessions of several requests without a hit after the first request.
+        turns: groups of the requests that follow each session's first request.
     """
 
     hit_rates: Sequence[float]
@@ -78,8 +78,8 @@ def _turns(sessions: Iterable[Sequence[tuple[ReplayRequest, int]]]) -> list[Sess
     groups: dict[tuple[str, bool], list[tuple[int, int, float]]] = defaultdict(list)
     for requests in sessions:
         for (before, _), (request, found) in pairwise(requests):
-            # Hits are leading chunks. If the request before has them and the first miss too, that
-            # chunk was lost; otherwise no chunk after the hits is shared.
+            # Hits are leading chunks. If the previous request has them and the first miss, the
+            # missed chunk was lost. Otherwise no chunk after the hits is shared.
             known = request.keys[: found + 1]
             whole = found == len(request.keys) or known != before.keys[: found + 1]
             wait_s = request.arrived_s - before.arrived_s

@@ -15,7 +15,7 @@ _TIER_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "G
 
 
 class Section(NamedTuple):
-    """A table of a report, between sentences; columns from ``numbers_from`` on are numbers.
+    """A table of a report, with sentences around it. Columns from ``numbers_from`` on are numbers.
 
     The terminal and the page show the same sections.
     """
@@ -128,6 +128,6 @@ def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
 
 
 def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
-    # Overlapping jobs can add up to more time than the whole run, so use at most the run's time.
+    # Overlapping jobs can add up to more time than the run, so limit the sum to the run's time.
     duration_s = min(jobs_s, elapsed_s)
     return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"

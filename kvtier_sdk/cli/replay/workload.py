@@ -30,9 +30,9 @@ class ReplayRequest:
         chunk_bytes: length of a chunk, if known.
         arrived_s: time of the request's arrival.
         session: the conversation that the request continues or begins, if known.
-        stop: why the answer ended, if known.
+        stop: the reason why the answer ended, if known.
         resume_in_s: the time until the session's next request, as the replay tells the policy;
-            infinite after a session's last request, ``None`` to tell nothing.
+            infinite after a session's last request, and ``None`` if the policy is not told.
         tokens: length of the prompt; 0 if unknown.
     """
 
@@ -47,7 +47,7 @@ class ReplayRequest:
 
     @property
     def context(self) -> RequestContext:
-        """The request as the manager and the policy see it."""
+        """The request's context for the manager and the policy."""
         return RequestContext(self.request_id, resume_in_s=self.resume_in_s)
 
 
@@ -57,12 +57,12 @@ def _key(*parts: object) -> OffloadKey:
 
 @functools.cache
 def _trace_key(block_id: int) -> OffloadKey:
-    # A long trace names each block many times, and should hold its key once.
+    # Share the keys, because a long trace names each block many times.
     return _key("trace", block_id)
 
 
 def read_trace(path: Path) -> list[ReplayRequest]:
-    """Read a block-hash trace: a file, or the ``*.jsonl`` and ``*.jsonl.gz`` of a directory.
+    """Read a block-hash trace: a file, or all ``*.jsonl`` and ``*.jsonl.gz`` files of a directory.
 
     The format was published with Mooncake (FAST '25). Each line is a JSON object. Its ``hash_ids``
     name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk. Other
@@ -128,9 +128,9 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
 
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
-    """Return a workload in which each request gives the time until its session's next request."""
-    # Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
-    # deviation ``error``. After a session's last request the time is infinite.
+    """Return a workload in which each request has the time until its session's next request."""
+    # Each time is wrong by a factor of e^x, where x is normally distributed with mean 0 and
+    # standard deviation ``error``. The time after a session's last request is infinite.
     if not all(request.session for request in workload):
         raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
     rng = random.Random(seed)
@@ -151,10 +151,9 @@ def common_chunk_bytes(workload: Sequence[ReplayRequest]) -> int | None:
 
 
 def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
-    """Generate interleaved multi-turn chats that share a few system prompts.
+    """Generate interleaved chats of several turns that share a few system prompts.
 
-    Each turn's prompt is the whole conversation so far, so it shares all but its end with the
-    previous turn.
+    Each turn's prompt is the whole conversation so far, which begins with the previous prompt.
     """
     if requests < 1:
         raise ReplayError(f"{requests} requests: a workload needs at least 1")
@@ -174,7 +173,7 @@ def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...
     started = 0
     while True:
         if len(open_chats) < 8 or rng.random() < 0.2:
-            # Most conversations share the first few system prompts.
+            # Prefer the first system prompts, so that most conversations share them.
             system = systems[min(int(rng.expovariate(1.0)), len(systems) - 1)]
             open_chats.append((started, list(system), rng.randint(1, 10)))
             started += 1

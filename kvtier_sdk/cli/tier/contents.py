@@ -14,7 +14,7 @@ from kvtier_sdk.types import Capability
 
 @dataclass(slots=True)
 class Contents:
-    """The size of a namespace, and the oldest and latest use of its chunks in epoch seconds."""
+    """The size of a namespace, and its chunks' oldest and latest use in epoch seconds."""
 
     namespace: Namespace
     chunks: int = 0
@@ -24,7 +24,6 @@ class Contents:
 
     @classmethod
     def of(cls, spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
-        """Count the chunks in a tier."""
         contents = cls(namespace)
         with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
             tier.need(Capability.SCAN, "list its chunks")
@@ -41,7 +40,7 @@ class Contents:
 
     @property
     def plain_bytes(self) -> int | None:
-        """Length of all chunks when they are loaded; ``None`` if the facts do not say it."""
+        """Total length of the chunks when loaded; ``None`` if the facts lack a chunk's length."""
         chunk_bytes = chunk_bytes_of(self.namespace)
         return None if chunk_bytes is None else self.chunks * chunk_bytes
 

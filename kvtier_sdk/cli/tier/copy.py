@@ -25,10 +25,10 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import OffloadKey
 
-#: Size of the pool. One half is filled from SRC while the other half is written to DST.
+#: Size of the pool. SRC fills one half while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts that the SDK adds to an engine's facts. They can differ between tiers or releases. The fact
-#: that chunks were rounded stays with them, so that no exact engine of DST finds them.
+#: Facts added by the SDK that can differ between tiers or releases. The fact ``compress`` is not
+#: among them, so that only engines that accept rounded chunks find the copies.
 _ADDED = ("frame_version", "codec")
 
 
@@ -47,8 +47,8 @@ def copy_command(
 ) -> None:
     """Copy chunks from one tier to another, so that engines of DST find them.
 
-    Each chunk is checked against its header on the way; damaged chunks are left out. Chunks that
-    DST has already are not copied again, so the same command resumes an interrupted copy. SRC is
+    Each chunk is checked against its header on the way, and damaged chunks are omitted. Chunks that
+    DST already has are not copied again, so the same command resumes an interrupted copy. SRC is
     not changed. DST evicts chunks beyond its capacity; the command reports how many. For example
 
         kvtier tier copy file:///data/kv redis://cache:6379/0 --rate 100MiB
@@ -102,7 +102,7 @@ class _Copied:
     fault: str = ""
 
     def is_short(self) -> bool:
-        """Return true if DST lacks chunks that SRC has."""
+        """Return true if some of SRC's chunks are missing in DST."""
         return bool(self.damaged or self.evicted or self.missing or self.fault)
 
     def line(self, *, read_back: bool) -> str:
@@ -143,7 +143,7 @@ def _copy(
     ):
         sizes = {entry.key: entry.object_bytes for entry in src.entries()}
         stored, there = _transfer(src, dst, pool, sizes, copied, pace)
-        # Look up all chunks now, because a store can silently evict a chunk that it accepted.
+        # Look up all chunks, because DST can silently evict a chunk that it has accepted.
         stayed = _present(dst, stored)
         copied.there = len(_present(dst, there))
         copied.copied = len(stayed)
@@ -180,7 +180,7 @@ def _transfer(
     copied: _Copied,
     pace: Pace,
 ) -> tuple[list[OffloadKey], list[OffloadKey]]:
-    """Copy chunks; return the chunks that DST accepted, and the chunks that DST had already."""
+    """Copy chunks; return the chunks that DST accepted, and the chunks that DST already had."""
     keys, half = list(sizes), pool.slots // 2
     paced_bytes = read_bytes = 0
     stored: list[OffloadKey] = []
@@ -198,7 +198,7 @@ def _transfer(
             stored += loaded
             step(len(part))
             read_bytes += sum(sizes[key] for key in missing)
-            # Each of the two tiers gets the rate, and DST may get longer objects than SRC has.
+            # The rate limits each tier. A chunk's object may be longer in DST than in SRC.
             moved_bytes = max(read_bytes, dst.client.stats.stored_object_bytes)
             pace.wait(moved_bytes - paced_bytes)
             paced_bytes = moved_bytes
@@ -210,7 +210,7 @@ def _transfer(
 def _load(
     src: MaintainedTier, keys: list[OffloadKey], first: int, copied: _Copied
 ) -> dict[OffloadKey, int]:
-    """Load chunks into the slots from ``first`` on; return the slots of the intact chunks."""
+    """Load chunks into the slots from ``first`` on; return the intact chunks' slots."""
     if not keys:
         return {}
     slots = range(first, first + len(keys))

@@ -29,8 +29,8 @@ def du_command(
 ) -> None:
     """Show how full tiers are, and which models use the space.
 
-    If chunks are compressed, their length when loaded and the ratio stand beside the stored bytes.
-    Nothing is changed, and engines that use the tiers are not disturbed. For example
+    For compressed chunks, the output also has their length when loaded, and the ratio. Nothing is
+    changed, and engines that use the tiers are not disturbed. For example
 
         kvtier tier du kv.toml
 
@@ -58,7 +58,6 @@ def du_command(
 
 
 def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | None:
-    """Return the usage of the whole store, or ``None`` if the tier cannot report it."""
     if Capability.USAGE not in spec.tier_class.capabilities or not found:
         return None
     with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:

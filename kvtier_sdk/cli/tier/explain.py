@@ -134,7 +134,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the selected namespace; raise :class:`ConfigError` unless there is exactly one."""
     if selection.given is not None:
         return selection.given
-    # Unless the operator gave digits, skip empty namespaces, which make the choice ambiguous.
+    # Without digits, skip empty namespaces, which would make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
@@ -179,14 +179,14 @@ def _ask(
 
 def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
     differences = namespace.differences(other.namespace.facts)
-    # A namespace of another model is the farthest, because its chunks can never be used.
+    # A namespace of another model is the least similar, because its chunks can never be used.
     return "model" in differences, len(differences)
 
 
 def _leaves(
     differences: Mapping[str, tuple[object, object]],
 ) -> Iterator[tuple[str, tuple[object, object]]]:
-    """Yield each single value that differs, with its path inside tables and lists."""
+    """Yield each differing value with its path inside tables and lists."""
     for name, (ours, theirs) in differences.items():
         if isinstance(ours, dict) and isinstance(theirs, dict):
             names = sorted(ours.keys() | theirs.keys())

@@ -33,9 +33,9 @@ def ls_command(
 
         kvtier tier ls file:///data/kv
 
-    If chunks are compressed, their length when loaded and the ratio stand beside the stored bytes.
-    In a bucket, ages count from the time of storing, because a bucket records no uses. The exit
-    status is 1 if a tier could not be read.
+    For compressed chunks, the output also has their length when loaded, and the ratio. In a bucket,
+    which records no uses, ages count from the time of storing. The exit status is 1 if a tier could
+    not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)
@@ -74,7 +74,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
         (
             contents.namespace.fingerprint[:SHOWN_DIGITS],
             model_of(contents.namespace),
-            # Shortened like a fingerprint, because a revision can be a long commit id.
+            # Shorten the revision, because it can be a long commit id.
             str(contents.namespace.facts.get("model_revision") or "-")[:SHOWN_DIGITS],
             f"{contents.chunks:,}",
             sizes_in_words(contents.used_bytes, contents.plain_bytes),

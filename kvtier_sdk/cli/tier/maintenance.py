@@ -23,19 +23,19 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: Any namespace will do to open a tier of which no chunk is read or written.
+#: A tier needs a namespace to open, even if no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: The most chunks to list, delete or look up at once.
+#: The maximum number of chunks to list, delete or look up at once.
 _PAGE = 1000
-#: The memory for chunks that are examined at once.
+#: The size of the pool for examined chunks.
 _EXAMINED_BYTES = 64 * 2**20
-#: A stand-in for an unknown chunk length. Chunks of unknown length are never loaded.
+#: A placeholder for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
-#: The largest chunk length accepted from a manifest, because a pool of such chunks is allocated.
+#: The maximum chunk length accepted from a manifest, which limits the allocated memory.
 _MOST_CHUNK_BYTES = 2**30
-#: The least number of retries. A failure ends a command, so its retries last 2.5 s, not 60 ms.
+#: The minimum number of retries, for 2.5 s instead of 60 ms, because a failure ends the command.
 _RETRIES = 7
-#: The verdicts that concern one chunk; all others concern the whole tier.
+#: The verdicts that concern one chunk. All other verdicts concern the whole tier.
 _OF_A_CHUNK = (
     Verdict.OK,
     Verdict.NOT_FOUND,
@@ -56,8 +56,7 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use it, and close it at the end."""
-    # Unless ``stores`` is true, the tier is opened with TierContext.maintenance.
+    """Open a tier in a thread, beside the engines that use the tier, and close it at the end."""
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
@@ -88,44 +87,36 @@ def open_for_maintenance(
 
 
 def chunk_bytes_of(namespace: Namespace) -> int | None:
-    """Return a namespace's chunk length, or ``None`` if the facts give no usable length."""
+    """Return a namespace's chunk length, or ``None`` if the facts contain no usable length."""
     known = namespace.facts.get("chunk_bytes")
     return known if isinstance(known, int) and 0 < known <= _MOST_CHUNK_BYTES else None
 
 
 @dataclass(eq=False)
 class MaintainedTier(BlockingTier):
-    """A tier that a tool uses from one thread.
-
-    The methods raise a :class:`TierError` if the tier fails. A failed chunk only gets a verdict.
-    """
+    """A tier for a tool's thread. The methods raise :class:`TierError` if the tier itself fails."""
 
     _runner: ThreadRunner
     _pool: HostPool
     _timeout_s: float
-    #: Number of loaded and stored chunks that are compressed.
-    compressed_chunks: int = 0
+    compressed_chunks: int = 0  # among the loaded and stored chunks
 
     @property
     def spec(self) -> TierSpec:
         return self.client.spec
 
     def need(self, capability: Capability, doing: str) -> None:
-        """Raise :class:`ConfigError` if the tier lacks a capability."""
         spec = self.spec
         if capability not in spec.tier_class.capabilities:
             raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over the chunks of a tier with ``Capability.SCAN``."""
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:
-        """Iterate over the namespaces of a tier with ``Capability.NAMESPACES``."""
         return self._iterate(TierCaller.namespaces)
 
     def usage(self) -> Usage:
-        """Return the usage of a tier with ``Capability.USAGE``."""
         return self._runner.ask(TierCaller.usage, self._timeout_s)
 
     def lookup(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -138,7 +129,7 @@ class MaintainedTier(BlockingTier):
 
     @property
     def examined_at_once(self) -> int:
-        """The most chunks that :meth:`examine` reads together."""
+        """The maximum number of chunks that :meth:`examine` reads at once."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:
@@ -157,12 +148,12 @@ class MaintainedTier(BlockingTier):
         return lambda: self._answer(job, Verdict.OK)
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
-        """Delete chunks of a tier with ``Capability.DELETE``; missing chunks are ignored."""
+        """Delete chunks; ignore missing chunks."""
         for page in pages(keys):
             self._answer(self.client.delete(page), Verdict.OK)
 
     def _answer(self, job: Job | None, *expected: Verdict) -> list[Verdict]:
-        """Return a job's verdicts; raise an error unless all of them are expected."""
+        """Return a job's verdicts; raise an error if a verdict is not expected."""
         result = self.result_of(job)
         self.compressed_chunks += result.compressed_chunks
         for verdict in result.verdicts:

@@ -1,4 +1,4 @@
-"""Options that several commands of ``kvtier tier`` have."""
+"""Options that several commands of ``kvtier tier`` share."""
 
 from __future__ import annotations
 

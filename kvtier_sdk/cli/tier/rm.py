@@ -79,10 +79,10 @@ def rm_command(
     in_pools = unused_s is None and bool(meant)
     if found and not yes:
         typer.confirm("Delete them?", abort=True, err=as_json)
-    # Purge first, because chunks that a pool is still storing would reappear after the deletion.
+    # Purge first, because a pool could still store chunks after the deletion.
     before = purge_pools(target.config, meant) if in_pools else []
     deleted = [_delete(victims, faults, timeout_s) for victims in found]
-    # Purge again, because engines may have loaded chunks from the tier before their deletion.
+    # Purge again, because engines may have loaded chunks before the deletion.
     purged = purge_pools(target.config, meant, before) if in_pools else []
     if as_json:
         removed = [
@@ -119,7 +119,7 @@ def _find(
         tier.need(Capability.SCAN, "list its chunks")
         tier.need(Capability.DELETE, "delete chunks")
         for entry in tier.entries():
-            # Keep a chunk of unknown age, because it could have been used recently.
+            # Keep chunks of unknown age, because they may have been used recently.
             if before_s is None or (entry.used_s is not None and entry.used_s < before_s):
                 victims.contents.add(entry.object_bytes, entry.used_s)
                 victims.keys.append(entry.key)

@@ -22,12 +22,12 @@ from kvtier_sdk.options.place import one_line
 from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
-#: Show this many digits of a fingerprint, enough to tell namespaces apart.
+#: The number of shown digits of a fingerprint, enough to distinguish namespaces.
 SHOWN_DIGITS = 12
 
 
 class CannotListError(ConfigError):
-    """An error: a backend cannot list its namespaces, and the operator has not named one."""
+    """The backend cannot list its namespaces, and the operator has not named a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Selection:
                 )
             return [spec.in_tier(self.given)]
         found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
-        # Prefer the facts that the operator gives, because a manifest hides secrets.
+        # Prefer the operator's facts, because a manifest hides secrets.
         return [spec.in_tier(self.given)] if found and self.given is not None else [*found]
 
     def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
@@ -72,7 +72,6 @@ class Selection:
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
-    """List a tier's namespaces, sorted by model."""
     with open_for_maintenance(spec, timeout_s=timeout_s) as tier:
         found = list(tier.namespaces())
     return sorted(found, key=lambda one: (model_of(one), one.fingerprint))
@@ -87,7 +86,7 @@ def _read_facts(path: Path) -> Namespace:
 
 
 def model_of(namespace: Namespace) -> str:
-    """Return the name of a namespace's model, or why it is unknown."""
+    """Return the name of a namespace's model, or the reason why it is unknown."""
     fault = namespace.fault if isinstance(namespace, StoredNamespace) else ""
     return one_line(str(namespace.facts.get("model", fault or "-")))
 
@@ -102,8 +101,7 @@ class Faults:
     """The faults of tiers and of their namespaces, without secrets."""
 
     def __init__(self, target: Target) -> None:
-        # By tier, why it could not be read or changed, and why it was skipped: only a target with
-        # several tiers can skip one.
+        # Each tier's faults, and the reason for skipping the tier. A single tier is never skipped.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1
@@ -111,7 +109,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Suppress an error in the block, and append it to the tier's earlier errors."""
+        """Suppress an error in the block, and add it to the tier's faults."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

@@ -25,7 +25,7 @@ from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
-#: Print at most this many damaged keys; the JSON lists all.
+#: The maximum number of damaged keys to print. The JSON lists all keys.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
 
@@ -92,7 +92,7 @@ class _Verified:
     spec: TierSpec
     namespace: Namespace
     verdicts: Counter[Verdict] = field(default_factory=Counter)
-    # Of the whole chunks: how many are compressed, and their lengths as stored and when loaded.
+    # Totals of the intact chunks: compressed chunks, stored bytes, and bytes when loaded.
     compressed: int = 0
     stored_bytes: int = 0
     plain_bytes: int = 0
@@ -167,7 +167,7 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 class Pace:
-    """A limit on the number of bytes that are moved per second."""
+    """A limit on the number of bytes moved per second."""
 
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
@@ -176,7 +176,7 @@ class Pace:
         self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Limit ``most_bytes`` to the number of bytes that may be moved in one second."""
+        """Return the number of bytes that may be moved in a second, but at most ``most_bytes``."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:

@@ -1,9 +1,9 @@
 """Encodes errors, and the bootstrap message from which a process builds its tier.
 
-The message goes through a socket, because it holds secrets: everybody on the machine can read a
-command line, and every child of the process can read the environment. The process's environment
-lacks the variables with secrets, so the message holds their values. For a secret in a file, the
-message holds only the path, because the process itself reads the file.
+The message holds secrets, so it goes through a socket: every user of the machine can read a command
+line, and every child of the process can read the environment. The process's environment lacks the
+variables with secrets, so the message holds their values. For a secret in a file, the message holds
+only the path, because the process reads the file itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OTHER_OPTIONS = (
 
 
 def fault_of(spec: TierSpec) -> str | None:
-    """Return why a separate process cannot build the tier, or ``None`` if it can."""
+    """Return the reason why a separate process cannot build the tier, or ``None`` if it can."""
     tier_class = spec.tier_class
     if tier_class.__module__ == "__main__" or "<locals>" in tier_class.__qualname__:
         return (
@@ -112,7 +112,7 @@ def write_error(error: BaseException) -> dict[str, Any]:
         return {"class": TierError.__name__, "text": text, "attributes": {}}
     return {
         "class": ours[0].__name__,
-        # The text of a TierError begins with the tier and the operation, which are attributes too.
+        # Omit the tier and the operation from a TierError's text, because they are sent separately.
         "text": str(error.args[0] if isinstance(error, TierError) else error),
         "attributes": {
             name: value

@@ -1,7 +1,4 @@
-"""The main program of a tier's process: an event loop reads jobs, calls the tier and sends reports.
-
-:mod:`kvtier_sdk.runner.process.child_process` starts this program; do not run it by hand.
-"""
+"""The main program of a tier's process, which the engine's ``ChildProcess`` starts."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ _STDERR = 2
 _READ_BYTES = 1 << 16
 #: The process's niceness, which lets the engine go first on a busy machine.
 _NICENESS = 5
-#: Once the engine is gone: time limits for closing the tier and for ending this process.
+#: Time limits after the engine has ended: for closing the tier, and for ending this process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
 #: Time limit for closing a tier that did not open.
@@ -67,8 +64,7 @@ class Child:
         self._thread_id = threading.get_ident()
         self._log = TierLog(name, clock)
         self._splitter = MessageSplitter()
-        # Protects the control socket, because any thread may write log lines.
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # any thread may write log lines to the control socket
         self._reports: deque[Report] = deque()
         self._sending = False
         self._tier_loop: TierLoop | None = None
@@ -88,8 +84,7 @@ class Child:
         data = b""
         with contextlib.suppress(OSError):
             data = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-        if not data:
-            # The engine is gone.
+        if not data:  # the engine is gone
             self._event_loop.remove_reader(self._control)
             self._end(_ORPHAN_CLOSE_S)
         for kind, body in self._splitter.split(data):
@@ -150,9 +145,9 @@ class Child:
         logging.getLogger().addHandler(sender)
         self._log.logger.setLevel(bootstrap["log_level"])
         spec, namespace, layout = read_bootstrap(bootstrap)
-        # The lines of other loggers, such as a client library's or asyncio's, may show secrets.
+        # Mask the lines of other loggers too, because asyncio or a client library may log secrets.
         sender.setFormatter(MaskingFormatter(secrets=secrets_of(spec.config)))
-        # Skip the prefault, because the pages exist already, and touching all of them takes long.
+        # Skip the prefault, because the pages already exist and touching them all is slow.
         pool = HostPool.attach(bootstrap["pool_fd"], layout, prefault=False)
         os.close(bootstrap["pool_fd"])
         return TierLoop(
@@ -221,7 +216,7 @@ class Child:
         if self._sending:
             return
         self._sending = True
-        # Send the reports of one iteration of the loop together, in the next iteration.
+        # Collect the reports of one iteration of the loop, and send them in the next.
         if threading.get_ident() == self._thread_id:
             self._event_loop.call_soon(self._send_reports)
         else:
@@ -259,7 +254,7 @@ def _watch_parent(control: socket.socket) -> None:
     with contextlib.suppress(OSError):
         watched.register(os.pidfd_open(os.getppid()), select.POLLIN)
     watched.poll()
-    # After the shutdown, a loop that is not stuck reads the end of file and closes the tier.
+    # The shutdown makes a loop that is not stuck read the end of file and close the tier.
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
@@ -268,7 +263,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 def _open_standard_streams() -> None:
     """Open the null device on each standard stream that is closed."""
-    # Otherwise a socket or file could get the stream's number, and receive a library's output.
+    # Otherwise a socket or file could get the stream's number and receive a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

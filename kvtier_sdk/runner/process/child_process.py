@@ -39,16 +39,16 @@ _PROGRAM = (
     "import sys; name, control, data, *sys.path = sys.argv[1:]; "
     "from kvtier_sdk.runner.process.child import main; main(name, int(control), int(data))"
 )
-#: A process that has closed its end of a socket is killed after this time.
+#: A process is killed this long after it has closed its end of a socket.
 _PARTING_S = 1.0
 #: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
-#: Interval between pings of a process that may be stuck, and the most unanswered pings. The
-#: limit is a number of pings, not a time, so that a suspension of the machine does not count.
+#: Interval between pings of a process that may be stuck, and the maximum number of unanswered
+#: pings. A number is better than a time here, because a suspension of the machine does not count.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
 _READ_BYTES = 1 << 16
-#: Longer stderr lines are cut, because a library may write a lot of text without a line end.
+#: Longer stderr lines are cut, because a library may write much text without a line end.
 _MAX_LINE_BYTES = 4096
 #: The number of last stderr lines to repeat in the log when the process dies.
 _LAST_LINES = 4
@@ -60,9 +60,9 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    Two sockets serve two threads. Jobs, reports and notices that an outage has ended go through
-    ``data``, which belongs to the engine's thread. All other messages go through a control socket,
-    which belongs to the event loop on which this object was created.
+    Two sockets serve two threads. The engine's thread uses ``data`` for jobs, reports, and notices
+    that an outage has ended. The event loop on which this object was created uses the control
+    socket for all other messages.
     """
 
     _name: str
@@ -82,7 +82,7 @@ class ChildProcess:
 
     def __post_init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
-        # Done when the process is gone; the result is the reason.
+        # Done when the process has ended; the result is the reason.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._control, self._their_control = _socket_pair()
@@ -93,8 +93,7 @@ class ChildProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, bootstrap: Mapping[str, Any], pool_fd: int) -> None:
-        """Start the process, and wait until it accepts jobs. The tier may open later."""
-        # After an error or a cancellation, the caller must call end().
+        """Start the process, and wait until it accepts jobs. After a failure, call :meth:`end`."""
         with self._their_control, self._their_data:
             try:
                 self._spawn(pool_fd)
@@ -111,7 +110,6 @@ class ChildProcess:
         await self._opened
 
     def change(self, options: Mapping[str, Any]) -> None:
-        """Send the values of the live options to the process."""
         self._send(plain_message(Kind.OPTIONS, options))
 
     async def drain(self, timeout_s: float) -> bool:
@@ -123,7 +121,7 @@ class ChildProcess:
 
     async def end(self, timeout_s: float) -> None:
         """Close the tier, and kill the process if it outlives the time limit."""
-        # A cancellation kills the process at once. When this call ends, the process is gone.
+        # A cancellation kills the process immediately. When this call ends, the process has ended.
         self._send(plain_message(Kind.CLOSE, timeout_s / 2))
         try:
             if not await wait_within(self._clock, timeout_s, [self.ended]):
@@ -241,7 +239,7 @@ class ChildProcess:
             self._event_loop.call_soon_threadsafe(self._reaped, code)
 
     def _reaped(self, code: int) -> None:
-        # Read the last messages: all of them have arrived, because the process is gone.
+        # Read the last messages. The process has ended, so all of them have arrived.
         if self._control.fileno() >= 0:
             self._read_control()
         reason = self._killed_for or _end_in_words(code)
@@ -251,7 +249,7 @@ class ChildProcess:
                 reason = f"{reason}; it printed {printed!r}"
         if not self._opened.done():
             self._opened.set_exception(self._unavailable(f"the tier's process died: {reason}"))
-            # Mark the exception as retrieved, because no task awaits a cancelled opening.
+            # No task awaits a cancelled opening, so mark its exception as retrieved.
             self._opened.exception()
         self.ended.set_result(reason)
 
@@ -301,7 +299,7 @@ class _StderrLog:
     def _take(self, lines: list[bytes]) -> None:
         texts = [line[:_MAX_LINE_BYTES].decode(errors="replace").rstrip() for line in lines]
         for file in self._secrets.files if any(texts) else ():
-            # The process may print a newer secret than the engine knows, so read the files again.
+            # The process may print a newer secret than the engine has, so read the files again.
             with contextlib.suppress(OSError, ValueError):
                 file.read_again()
         texts = [self._secrets.mask(text) for text in texts if text]
@@ -321,8 +319,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 def copy_fd(fd: int) -> int:
     """Copy a descriptor to a number above 2."""
-    # The new process needs the numbers 0 to 2 for its own streams. In an engine without standard
-    # streams, any descriptor may have such a number.
+    # The child needs 0 to 2 for its streams, but the engine may use them for other files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

@@ -28,12 +28,12 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 PROTOCOL_VERSION = 12
 
 _HEAD = struct.Struct("<IB")
-#: The longest body, which has room for seven million keys. A longer message is invalid.
+#: The maximum length of a body, enough for seven million keys. A longer message is invalid.
 _MAX_BODY_BYTES = 1 << 28
-#: The longest JSON of a request's params. Longer params are left out.
+#: The maximum length of a request's params as JSON. Longer params are omitted.
 _MAX_PARAMS_BYTES = 1 << 14
 _READ_BYTES = 1 << 16
-#: The peer is assumed to be stuck if more bytes than this are unsent.
+#: The peer counts as stuck if more bytes than this are unsent.
 _MAX_UNSENT_BYTES = 8 << 20
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
 _log = logging.getLogger("kvtier.runner")
@@ -63,13 +63,13 @@ class Kind(IntEnum):
     BOOTSTRAP = 1
     #: To the child: a job.
     JOB = 2
-    #: To the child: drain within a number of seconds. From the child: true if all jobs have ended.
+    #: To the child: drain within this many seconds. From the child: true if all jobs have ended.
     DRAIN = 3
-    #: To the child: drain, close and exit within a number of seconds.
+    #: To the child: drain, close and exit within this many seconds.
     CLOSE = 4
     #: From the child: the child accepts jobs; true if the tier is open.
     OPENED = 5
-    #: From the child: the error that prevents the opening; then the child exits.
+    #: From the child: the error that prevents the opening, after which the child exits.
     REFUSED = 6
     #: From the child: reports.
     REPORTS = 7
@@ -130,8 +130,8 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    # A value of the request's ``params`` that JSON cannot express is encoded as text. Params that
-    # are too large, nested too deeply or circular are left out.
+    # A value in the request's ``params`` that JSON cannot express is encoded as text. Params are
+    # omitted if they are too long, too deeply nested or circular.
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
     params = _params_json(request) if request.params else b""
@@ -140,12 +140,11 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON, and keep the JSON for later calls."""
+    """Return a request's params as JSON, and cache the JSON in the request."""
     if request._params_json is None:
         text = ""
         try:
-            # Encode the params part by part and stop at the limit, because a client may send so
-            # many params that encoding all of them would block the engine.
+            # Stop at the limit, because encoding a client's huge params would block the engine.
             for part in _params_encoder.iterencode(dict(request.params)):
                 text += part
                 if len(text) > _MAX_PARAMS_BYTES:
@@ -202,10 +201,8 @@ class Channel:
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
-        #: Reports that have arrived and that the engine's thread has not polled.
-        self.unpolled: list[SentReport] = []
-        # True once the peer has closed its end, or the connection is broken.
-        self.at_end = False
+        self.unpolled: list[SentReport] = []  # reports that the engine's thread has not polled
+        self.at_end = False  # true once the peer has closed its end, or the connection is broken
         self._socket = own
         self._readable = select.poll()
         self._readable.register(own, select.POLLIN)
@@ -218,11 +215,11 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True if so many bytes are unsent that the peer seems to be stuck."""
+        """True if the peer seems stuck, because many bytes are unsent."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write without waiting; if the connection is broken, the bytes are lost."""
+        """Write without waiting. If the connection is broken, the bytes are lost."""
         if self._unsent:
             self._unsent += data
             self.flush()
@@ -230,7 +227,7 @@ class Channel:
             self._unsent += data[count:]
 
     def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Write without waiting; the event loop sends the rest later."""
+        """Write without waiting. The event loop sends the rest later."""
         self.write(data)
         if self._unsent:
             event_loop.add_writer(self, self._send_rest, event_loop)
@@ -242,7 +239,7 @@ class Channel:
     def read(self) -> list[tuple[Kind, bytes]]:
         """Return all messages that have arrived; raise MessageError for invalid bytes."""
         messages: list[tuple[Kind, bytes]] = []
-        # Poll first, because a read without data raises an exception, which takes far longer.
+        # Poll first, because a read without data raises an exception, which is much slower.
         while not self.at_end and self._readable.poll(0):
             try:
                 count = self._socket.recv_into(self._arrived)
@@ -273,7 +270,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes and return their number; if the connection is broken, all count as sent."""
+        """Send bytes; return how many were sent. If the connection is broken, all count as sent."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):

@@ -44,12 +44,11 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: The pauses before restarts of a process double from the first up to the longest. A process that
-#: lives at least as long as the longest pause resets the next pause to the first.
+#: The pauses before restarts of a process double from the first to the longest. After a process has
+#: lived for at least the longest pause, the first pause applies again.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: Time beyond ``open_deadline`` after which a silent process is killed, because its tier must be
-#: blocking the loop.
+#: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
 _START_S = 30.0
 #: Time limit for the end of a process whose start failed or was cancelled.
 _CANCEL_S = 5.0
@@ -62,13 +61,12 @@ class ProcessRunner(LoopRunner):
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
     in :meth:`poll`, because another thread would compete with the engine for the interpreter lock.
-    A mostly idle supervisor thread starts the process, and restarts a dead process. If the engine
+    A mostly idle supervisor thread starts the process, and restarts it after a crash. If the engine
     wants notifications, the supervisor thread also watches the socket, and wakes up once for each
     burst of reports.
     """
 
-    # The kernel may need this long to end a killed process.
-    _grace_s = 10.0
+    _grace_s = 10.0  # the kernel may need this long to end a killed process
 
     def __init__(
         self,
@@ -82,26 +80,21 @@ class ProcessRunner(LoopRunner):
     ) -> None:
         super().__init__(spec, clock, notify)
         self._announce = announce
-        # The process's channel, or ``None``. After the start, only the engine's thread changes this
-        # attribute.
+        # The process's channel, or ``None``. After the start, only the engine's thread sets it.
         self._data: Channel | None = None
-        # Reports of the supervisor that the engine's thread has not polled yet, each with the
-        # channel of its process.
+        # The supervisor's own unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
-        # Reports that :meth:`close` has polled, for the next poll.
-        self._unpolled: list[Report] = []
+        self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
-        # Becomes readable once when reports arrive, until the engine's thread arms it again in a
-        # poll, without waking the supervisor thread.
+        # The epoll becomes readable once when reports arrive. The engine's thread re-arms it in
+        # ``poll``, without waking the supervisor thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
         self._pool = pool
-        # The process that accepts jobs, or ``None``. Only the supervisor thread changes this
-        # attribute.
+        # The process that accepts jobs, or ``None``. Only the supervisor thread sets it.
         self._child: ChildProcess | None = None
-        # The options that the process was started with, or was sent last.
-        self._sent: Mapping[str, Any] = {}
+        self._sent: Mapping[str, Any] = {}  # the live options that the process received last
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
 
@@ -142,7 +135,7 @@ class ProcessRunner(LoopRunner):
             while self._changes:
                 data, change = self._changes.popleft()
                 if data is not None and isinstance(change, RunnerStopped):
-                    # Read the last reports: all have arrived, because the process is gone.
+                    # Read the last reports. The process has ended, so all of them have arrived.
                     reports += self._take(data)
                     data.close()
                     self._data = None
@@ -164,7 +157,7 @@ class ProcessRunner(LoopRunner):
                 known = len(data.unpolled)
                 self._read(data)
                 if self._notify is not None and len(data.unpolled) > known:
-                    # Notify the engine, because the socket no longer signals what was read here.
+                    # Notify the engine, because the socket no longer signals these reports.
                     self._call_soon(self._readable)
                 reports += data.unpolled
             return reports + [change for _, change in self._changes.copy()]
@@ -317,7 +310,7 @@ class ProcessRunner(LoopRunner):
                 self._log.info("the tier's process was started")
         if self._child is None:
             await self._restart(backoff, is_restart=False)
-            # This line is a warning, because the failures before it were warnings too.
+            # Log a warning, because the preceding failures were warnings too.
             self._log.warning("the tier's process was started")
         while self._child is not None:
             reason = f"the tier's process died: {await self._child.ended}"
@@ -384,7 +377,7 @@ class ProcessRunner(LoopRunner):
             child.lost(error)
 
     def _readable(self) -> None:
-        """Notify the engine, only once for all reports that arrive before its next poll."""
+        """Notify the engine once for all reports that arrive before its next poll."""
         if self._arrival.poll(0):
             self._is_armed = False
         self._notify_engine()

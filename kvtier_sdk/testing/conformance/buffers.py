@@ -1,4 +1,4 @@
-"""Buffers to lend to a tier: of any length, at any address, between guard bytes."""
+"""Buffers of any length and at any address, between guard bytes, to lend to a tier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GUARD = b"\xa5" * _GUARD_BYTES
 
 
 class LentMemory:
-    """The memory of all buffers: a single mapping, so that a tier can register it as a whole."""
+    """The memory of all buffers, in a single mapping that a tier can register as a whole."""
 
     def __init__(self, size_bytes: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -34,7 +34,7 @@ class LentMemory:
         self._used: dict[int, int] = {}
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Reserve pages until their last view is freed."""
+        """Return a view of reserved pages, which stay reserved until the last view is freed."""
         size_bytes = round_up(size_bytes, mmap.PAGESIZE)
         start = self._gap(size_bytes)
         if start + size_bytes > self.region.size_bytes:
@@ -50,7 +50,7 @@ class LentMemory:
 
     def _gap(self, size_bytes: int) -> int:
         start = 0
-        # Sort a copy: an allocation may run the garbage collector, which removes items of _used.
+        # Sort a copy, because the garbage collector may run during the sort and remove items.
         for used, end in sorted(self._used.copy().items()):
             if used - start >= size_bytes:
                 break
@@ -59,7 +59,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """A receiver that compares each digest from the tier with the payload's digest."""
+    """A checker that compares each digest from the tier with the payload's digest."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
@@ -120,7 +120,7 @@ class LentBuffers:
 
     @property
     def content(self) -> bytes:
-        """The current bytes of the header, and of the part of the payload that a load filled."""
+        """The current bytes of the header and of the part of the payload that a load filled."""
         return b"".join((self.transfer.header, self.transfer.arrived))
 
     @property
@@ -129,7 +129,7 @@ class LentBuffers:
         return any(bytes(guard).strip(_GUARD[:1]) for guard in self._guards)
 
     def take_back(self) -> bool:
-        """End the loan; return true if no view of the memory is left."""
+        """Take the memory back; return true if no view of it is left."""
         self._transfer = None
         self._guards.clear()
         if self._part() is not None:
@@ -138,7 +138,7 @@ class LentBuffers:
         return self._part() is None
 
     def holder(self) -> str:
-        """Describe the holder of the memory by a short chain of references."""
+        """Describe the holder of the memory as a short chain of references."""
         thing: Any = self._part()
         chain: list[str] = []
         seen = {id(thing)}
@@ -167,7 +167,7 @@ def _is_of_the_kit(holder: object) -> bool:
 
 
 def _name_in(holder: object, held: object) -> str:
-    """Return the name of a reference, such as ``Tier._last``; or "" if no name would help."""
+    """Return a reference's name, such as ``Tier._last``, or "" if the name would not help."""
     if isinstance(holder, FrameType):
         where = f"{Path(holder.f_code.co_filename).name}:{holder.f_lineno}"
         return f"{holder.f_code.co_name} ({where})"

@@ -9,10 +9,10 @@ from kvtier_sdk.testing.conformance.rules import DECLINED, Breach, CheckSkipped,
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
 
-_FOUND = "None once a later load will find the chunk."
+_FOUND = "None if later calls of load find the chunk."
 _ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
-_APART = "a chunk is found under its own key in its own namespace, and nowhere else."
-#: Store few chunks at a time, because a tier need not have room for many.
+_APART = "a chunk is found only under its own key in its own namespace."
+#: The number of chunks to store at a time. It is small, because a tier may lack room for more.
 _AT_ONCE = 4
 _LENGTH = "Results have the order and the length of the batch."
 _BIG_BATCH = 1024
@@ -26,7 +26,7 @@ async def check_what_is_stored_comes_back(subject: TierSubject) -> None:
             await probe.expect(key, 0)
 
 
-@check(says="One boolean per key, in the order of keys.")
+@check(says="One boolean per key, in the order of keys")
 async def check_lookup_tells_stored_from_absent(subject: TierSubject) -> None:
     """Lookup returns True for a stored chunk, and False for a chunk that was never stored."""
     async with subject.opened() as probe:
@@ -42,7 +42,7 @@ async def check_lookup_tells_stored_from_absent(subject: TierSubject) -> None:
 
 @check(says="A missing object is a ChunkNotFoundError.")
 async def check_absent_is_not_found(subject: TierSubject) -> None:
-    """Loading a chunk that was never stored gives a ChunkNotFoundError."""
+    """Loading a chunk that was never stored fails with a ChunkNotFoundError."""
     async with subject.opened() as probe:
         for verdict in await probe.load([probe.empty(key) for key in subject.new_keys(2)]):
             if not isinstance(verdict, ChunkNotFoundError):
@@ -51,7 +51,7 @@ async def check_absent_is_not_found(subject: TierSubject) -> None:
 
 @check(says="computed from the bytes as they are in the payload now.")
 async def check_a_brought_digest_is_right(subject: TierSubject) -> None:
-    """A digest that the tier brings is that of the payload, even of a damaged one."""
+    """A digest that the tier supplies matches the payload, even if the payload is damaged."""
     async with subject.opened() as probe:
         for object_bytes in probe.object_lengths():
             (key,) = subject.new_keys(1)
@@ -68,14 +68,14 @@ async def check_a_brought_digest_is_right(subject: TierSubject) -> None:
 
 @check(says="Storing a key twice is harmless")
 async def check_storing_twice_is_harmless(subject: TierSubject) -> None:
-    """Storing a key again succeeds, and one of the two objects stays intact."""
+    """Storing a key again succeeds, and leaves one of the two objects intact."""
     async with subject.opened() as probe:
         key = await probe.put_one()
         await _store_again(probe, key, "storing a key again")
         await probe.expect(key, 0, 1)
 
 
-@check(says="The last one stays if its transfer's replace is true.")
+@check(says="If the last transfer's replace is true, the tier keeps the last object.")
 async def check_a_store_replaces_on_demand(subject: TierSubject) -> None:
     """A store that demands a replacement overwrites the object under its key."""
     async with subject.opened() as probe:
@@ -94,16 +94,16 @@ async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
             raise Breach("a store modified the buffers that it was given")
 
 
-@check(says="how long a loaded object is, once it is in the buffers.")
+@check(says="Report the length of a loaded object, once the object is in the buffers.")
 async def check_objects_of_any_length(subject: TierSubject) -> None:
-    """An object that is shorter than the buffers comes back whole, with its own length."""
+    """An object that is shorter than the buffers is loaded whole, with its own length."""
     if subject.tier_class.fixed_length:
         raise CheckSkipped("fixed_length is declared")
     async with subject.opened() as probe:
         lengths = probe.object_lengths()
         objects: dict[OffloadKey, list[bytes]] = {key: [] for key in subject.new_keys(len(lengths))}
         for version in range(len(lengths)):
-            # Each object is replaced by a shorter or a longer one.
+            # Replace each object with one of another length.
             lengths = [*lengths[1:], lengths[0]]
             kept = await probe.put(objects, version, object_lengths=lengths, replace=version > 0)
             for key, object_bytes in zip(objects, lengths, strict=True):
@@ -116,7 +116,7 @@ async def check_objects_of_any_length(subject: TierSubject) -> None:
 
 
 def _check_arrival(probe: Probe, found: bytes, stored: list[bytes]) -> None:
-    """Require any of the ``stored`` objects; another check requires the last one."""
+    """Require that ``found`` is one of the ``stored`` objects, not necessarily the last."""
     *earlier, last = stored
     if found not in stored and found.startswith(last):
         if any(found == last + longer[len(last) :] for longer in earlier):
@@ -152,18 +152,18 @@ async def check_another_length_is_corrupt(subject: TierSubject) -> None:
             if lent.is_overrun:
                 raise Breach("a load wrote outside of its buffers")
             if verdict is None:
-                # A tier may report a shorter object's length, because the header's check finds that
-                # a part is missing. A tier that has the whole chunk in a cache may return it.
+                # A tier may load a truncated object and report its length, because the header's
+                # check finds the missing part. A tier that caches the whole chunk may return it.
                 probe.check_found(lent.content, [probe.content(key), changed])
             elif not is_miss(verdict):
                 raise Breach(f"loading an object of another length gave {describe(verdict)}")
-            # The wrong length must not disturb later calls, for example on the same connection.
+            # The wrong length must not affect later calls, for example on the same connection.
             await probe.expect(neighbour, 0)
         if not written:
             raise CheckSkipped(DECLINED)
 
 
-@check(Hook.LOSE_PART, says="True if load_chunk would find it.")
+@check(Hook.LOSE_PART, says="Return true if load_chunk would find a chunk under key.")
 async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
     """A chunk that has lost a part is absent until it is stored again."""
     async with subject.opened() as probe:
@@ -171,7 +171,7 @@ async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
         key = await probe.put_one()
         await subject.call(Hook.LOSE_PART, key)
         what = "a chunk of which a part is lost"
-        # The chunk may be whole, because the tier can have another copy of the lost part.
+        # The chunk may still be whole, because the tier may have another copy of the lost part.
         is_whole = await probe.expect(key, 0, may_miss=True, what=what)
         if not is_whole and await probe.lookup([key]) != [False]:
             raise Breach("lookup returned True for a chunk of which a part is lost")
@@ -180,7 +180,7 @@ async def check_a_lost_part_is_a_miss(subject: TierSubject) -> None:
         await probe.expect(key, 1)
 
 
-@check(says="Its address and length are multiples of the tier's alignment.")
+@check(says="Its address and length fit the tier's alignment.")
 async def check_buffers_at_any_address(subject: TierSubject) -> None:
     """Buffers may lie at any address that the declared alignment allows."""
     alignment = subject.tier_class.alignment
@@ -198,7 +198,7 @@ async def check_buffers_at_any_address(subject: TierSubject) -> None:
 
 @check(says="length of a chunk, before rounding up to the tier's alignment.")
 async def check_chunks_of_any_length(subject: TierSubject) -> None:
-    """A chunk may have any length, rounded up to the declared alignment and to nothing else."""
+    """A chunk may have any length, rounded up only to the declared alignment."""
     for chunk_bytes in _ODD_LENGTHS:
         async with subject.opened(chunk_bytes=chunk_bytes) as probe:
             for key in await probe.put(subject.new_keys(1)):
@@ -263,7 +263,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Require that each chunk is absent until it is stored, and that all load at the end."""
+    """Require that each chunk is absent until it is stored, and that all chunks load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)
@@ -314,7 +314,7 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
         batch = stored[:1] + absent + stored[1:]
         expected = [key in stored for key in batch]
         answers = await probe.lookup(batch)
-        # Other checks find wrong answers, so judge only the order.
+        # Judge only the order, because other checks find wrong answers.
         if answers != expected and sorted(answers) == sorted(expected):
             raise Breach(f"lookup should return {expected}; it returned {answers}")
         lent = [probe.empty(key) for key in batch]
@@ -325,9 +325,9 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject) -> Non
             )
 
 
-@check(says="a TierError says why that one chunk failed.")
+@check(says="a returned TierError means that this one chunk failed.")
 async def check_one_failure_fails_alone(subject: TierSubject) -> None:
-    """A chunk that cannot be loaded does not fail the others of its batch."""
+    """A chunk that cannot be loaded does not affect the other chunks of its batch."""
     async with subject.opened() as probe:
         kept = await probe.put(subject.new_keys(2))
         if len(kept) < 2:
@@ -357,9 +357,9 @@ async def check_big_batches(subject: TierSubject) -> None:
                 raise Breach(f"loading a batch of {len(keys)} chunks gave {describe(verdict)}")
 
 
-@check(Hook.WRITE_RAW, says="Only TierError and its subclasses are raised")
+@check(Hook.WRITE_RAW, says="Raise only TierError and its subclasses")
 async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
-    """No content of the store makes a tier raise anything but a TierError."""
+    """The tier raises only TierErrors, whatever the store contains."""
     async with subject.opened() as probe:
         written = 0
         for content in (b"", b"\x00", b"not a chunk at all\r\n", b"\xff" * probe.object_bytes):
@@ -368,7 +368,7 @@ async def check_only_tier_errors_are_raised(subject: TierSubject) -> None:
             if not is_stored or await subject.call(Hook.WRITE_RAW, key, content) is False:
                 continue
             written += 1
-            # Both calls turn any error but a TierError into a breach. Ignore their answers.
+            # Ignore the answers. Both calls turn any error other than a TierError into a breach.
             await probe.get(key)
             await probe.lookup([key])
         if subject.keeps_chunks and not written:

@@ -13,8 +13,8 @@ from kvtier_sdk.testing.conformance.rules import Breach, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
-_LENT = "Buffers belong to the SDK, which lends them until the coroutine returns."
-#: Delays before a call is cancelled, in iterations of the loop and in seconds. All are above 0,
+_LENT = "Buffers belong to the SDK, which lends them until the coroutine ends."
+#: Delays before a call is cancelled, in iterations of the loop and in seconds. No delay is 0,
 #: because a task that is cancelled before it starts never calls the tier.
 _TURNS = (1, 2, 3, 4, 6, 9, 14)
 _DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
@@ -25,7 +25,7 @@ _ROUNDS = 8
 _VERSIONS = range(1, 13)
 
 
-@check(says="the first or the last complete object stays.")
+@check(says="the tier keeps the first or the last complete object.")
 async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -> None:
     """Concurrent stores of one key leave one whole object."""
     async with AsyncExitStack() as stack:
@@ -44,7 +44,7 @@ async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -
 
 @check(says="No reader ever sees a partly written object")
 async def check_no_partly_written_object_is_visible(subject: TierSubject) -> None:
-    """A load that runs during stores of its key gets a whole object or none."""
+    """A load that runs during stores of its key gets a whole object or a miss."""
     async with AsyncExitStack() as stack:
         probes = await _instances(subject, stack)
         (key,) = subject.new_keys(1)
@@ -62,7 +62,7 @@ async def check_no_partly_written_object_is_visible(subject: TierSubject) -> Non
 
 
 async def _instances(subject: TierSubject, stack: AsyncExitStack) -> list[Probe]:
-    """Open two instances if instances share a store, and otherwise one."""
+    """Return two open instances if instances share a store, and otherwise one."""
     count = 2 if subject.tier_class.medium is Medium.STORAGE else 1
     return [await stack.enter_async_context(subject.opened()) for _ in range(count)]
 
@@ -72,7 +72,7 @@ async def _write(probe: Probe, key: OffloadKey) -> None:
         await probe.store([probe.full(key, version)])
 
 
-@check(says="let it through only once nothing touches the buffers.")
+@check(says="A cancelled coroutine must not end before all access to the buffers has ended.")
 async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
     """A cancelled call ends soon."""
     async with subject.opened() as probe:
@@ -85,7 +85,7 @@ async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
 
 @check(says=_LENT)
 async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> None:
-    """Once a cancelled load has ended, nothing writes into its buffers."""
+    """Once a cancelled load has ended, its buffers no longer change."""
     async with subject.opened() as probe:
         watched = []
         async for lent, ended in _cancelled(probe, "load", stored=True):
@@ -120,7 +120,7 @@ async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> No
 
 @check(says="No reader ever sees a partly written object, even if a store fails midway.")
 async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
-    """A cancelled store leaves a whole object under its key, or none."""
+    """A cancelled store leaves a whole object under its key, or no object."""
     async with subject.opened() as probe:
         for stored in (True, False):
             async for lent, ended in _cancelled(probe, "store", stored=stored):
@@ -133,7 +133,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str, *, stored: bool
 ) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Cancel one call after each delay. Yield its buffers, and true if the call ended in time."""
+    """Cancel a call after each delay; yield its buffers, and true if the call ended in time."""
     for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
         (key,) = probe.subject.new_keys(1)
         if stored:
@@ -144,5 +144,5 @@ async def _cancelled(
 
 def _holds_some(found: bytes, content: bytes) -> bool:
     pieces = zip(pieces_of(found), pieces_of(content), strict=False)
-    # Ignore a shorter piece at the end, because short pieces can be equal by chance.
+    # Ignore a short last piece, because short pieces can be equal by chance.
     return any(one == other and len(one) == PIECE_BYTES for one, other in pieces)

@@ -1,4 +1,4 @@
-"""Checks of opening and closing: nothing stays behind, and the loop is never blocked."""
+"""Checks of opening and closing, of leaked resources, and of a blocked event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MANY = 64
 #: The longest wait of :func:`_wait_until_gone`, in multiples of the subject's ``settle_s``.
 _SETTLINGS = 20
 _POLL_S = 0.002
-#: The loop counts as blocked if it has not run during this many wake-ups of the watch thread.
+#: The loop counts as blocked if it does not run during this many wake-ups of the watch thread.
 _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 
@@ -55,7 +55,7 @@ async def check_closing_twice_is_harmless(subject: TierSubject) -> None:
 
 @check(says="Running calls end, with a result or an error.")
 async def check_close_ends_what_runs(subject: TierSubject) -> None:
-    """Close ends, and so do the calls that are still running then."""
+    """Close ends, and so do all calls that run at that time."""
     async with subject.opened() as probe:
         (key,) = subject.new_keys(1)
         await probe.put([key])
@@ -68,16 +68,16 @@ async def check_close_ends_what_runs(subject: TierSubject) -> None:
                 call.cancel()
                 raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
             if not call.cancelled():
-                # Any outcome is allowed. Retrieve an error, because asyncio would log it otherwise.
+                # Any outcome is allowed. Retrieve an error, so that asyncio does not log it.
                 call.exception()
 
 
 @check(
     Hook.BAD_SETTINGS,
-    says="opening is not retried after either. An outage is retried until it ends.",
+    says="Neither is retried. During an outage, the SDK retries the opening.",
 )
 async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
-    """A setting that cannot work makes open fail for good, and close still works after that."""
+    """An unusable setting makes open fail permanently, and close still works afterwards."""
     for what, tier in (subject.bad_settings or {}).items():
         spec = tier_spec(tier)
         probe = Probe(subject, subject.make(spec))
@@ -96,7 +96,7 @@ async def check_bad_settings_fail_in_open(subject: TierSubject) -> None:
         raise Breach(f"open succeeded with a bad setting: {what}")
 
 
-@check(says="each works whether or not others close.")
+@check(says="Closing one does not affect the others.")
 async def check_instances_are_independent(subject: TierSubject) -> None:
     """An instance keeps working when another instance in the same place is closed."""
     async with subject.opened() as first, subject.opened() as second:
@@ -105,7 +105,7 @@ async def check_instances_are_independent(subject: TierSubject) -> None:
         await second.expect(await second.put_one(), 0)
 
 
-@check(Medium.STORAGE, says="None once a later load will find the chunk.")
+@check(Medium.STORAGE, says="None if later calls of load find the chunk.")
 async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
     """An instance finds the chunks that an earlier instance stored."""
     async with subject.opened() as probe:
@@ -145,9 +145,9 @@ async def _check_left(subject: TierSubject, found: _Found, what: str) -> None:
     await _check_gone(subject, found, before, what)
 
 
-@check(says="Buffers belong to the SDK, which lends them until the coroutine returns.")
+@check(says="Buffers belong to the SDK, which lends them until the coroutine ends.")
 async def check_no_buffer_is_kept(subject: TierSubject) -> None:
-    """Once a call has returned, with any outcome, nothing holds its buffers."""
+    """After a call has ended, with any outcome, no reference to its buffers remains."""
     async with subject.opened() as probe:
         stored, absent, torn = subject.new_keys(3)
         await _check_given_back(probe, "store", probe.full(stored))
@@ -169,7 +169,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # Wait, because a worker thread can hold the buffers for a moment after the call has returned.
+    # Wait, because a worker thread may hold the buffers for a moment after the call has returned.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
@@ -194,7 +194,6 @@ def _threads() -> dict[Any, str]:
 
 
 def _descriptors() -> dict[Any, str]:
-    """Map each open descriptor to its file or socket."""
     found: dict[Any, str] = {}
     for number in os.listdir(_DESCRIPTORS):
         # Ignore the descriptor of the listing itself, which is closed by now.
@@ -206,7 +205,7 @@ def _descriptors() -> dict[Any, str]:
 
 @check(says="A tier never blocks that loop")
 async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
-    """The event loop keeps turning, from open to close."""
+    """From open to close, the tier never blocks the event loop."""
     watch = _LoopWatch(subject.clock, subject.blocking_s)
     async with watch.watching(), subject.opened() as probe:
         await _use(probe)
@@ -219,7 +218,7 @@ async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
 
 
 async def _use(probe: Probe) -> None:
-    """Call the tier in several ways. Ignore errors, because other checks judge the outcomes."""
+    """Make several calls to the tier. Ignore errors, because other checks judge the outcomes."""
     keys = probe.subject.new_keys(3)
     with contextlib.suppress(Breach, TierError):
         await probe.store([probe.full(key) for key in keys[:2]])
@@ -270,7 +269,7 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 
 class _LoopWatch:
-    """A thread that wakes at intervals, and checks that the loop has run since the last wake-up.
+    """A thread that wakes up repeatedly, and checks that the loop has run since the last time.
 
     A busy machine delays this thread too, so a loop that is only slow does not count as blocked.
     """

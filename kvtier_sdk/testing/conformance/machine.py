@@ -1,7 +1,6 @@
 """A state machine that compares a tier with a dictionary over random sequences of calls.
 
-A load is always allowed to miss, but must never return a wrong byte. Hypothesis generates the
-sequences, and shortens a failing sequence.
+A load may miss, but must never return a wrong byte. Hypothesis shortens failing sequences.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # For each key, the versions that a load may return: all stored since the key's last delete.
+        # For each key, the versions that a load may return: all stored since the last delete.
         self._may_hold: list[set[int]] = [set() for _ in self._keys]
         self._versions = 0
         self._run(self._open())
@@ -100,7 +99,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch of chunks. The call must change none of them."""
+        """Touch a batch of chunks. The call must not change any chunk."""
         self._run(self._probe.touch([self._keys[chunk] for chunk in chunks]))
 
     @precondition(lambda self: self._can(Capability.SCAN))
@@ -156,7 +155,7 @@ class TierMachine(RuleBasedStateMachine):
             lent = self._probe.empty(self._keys[chunk])
         if not await start_and_cancel(self._probe, operation, lent, turns):
             raise Breach(f"a cancelled {operation} did not end")
-        # The tier must no longer read these buffers. If it does, a later load finds the zeros.
+        # Fill the buffers with zeros. If the tier still reads them, a later load finds the zeros.
         lent.fill(bytes(lent.transfer.object_bytes))
 
     def _full(self, chunk: int, version: int) -> LentBuffers:
@@ -187,8 +186,8 @@ def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMach
 
         TestMyTier = tier_state_machine(lambda: TierSubject("mine:/tmp/x")).TestCase
 
-    ``make_subject`` is called once for each sequence of calls, and may return the same subject each
-    time. pytest and unittest collect the machine's ``TestCase``.
+    The machine calls ``make_subject`` once for each sequence of calls; it may return the same
+    subject each time. pytest and unittest collect the machine's ``TestCase``.
     """
     return type("TierMachine", (TierMachine,), {"make_subject": staticmethod(make_subject)})
 
@@ -198,7 +197,7 @@ def run_sequences(
 ) -> None:
     """Run the state machine; raise :class:`ConformanceError` for the shortest failing sequence."""
     # Hypothesis searches for a shorter sequence for up to five minutes, and has no setting for this
-    # limit. A tier that hangs would use it up, because each sequence would last until a timeout.
+    # limit. A hanging tier would take all of this time, because each sequence waits for a timeout.
     before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
     try:
         run_state_machine_as_test(
@@ -206,9 +205,9 @@ def run_sequences(
             settings=settings(
                 max_examples=sequences,
                 stateful_step_count=20,
-                # Raise one failure rather than an exception group.
+                # Raise one failure, not an exception group.
                 report_multiple_bugs=False,
-                # Set no deadline, because the store can be slow and the machine busy.
+                # Set no deadline, because the store may be slow and the machine busy.
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),

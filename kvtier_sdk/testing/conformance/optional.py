@@ -1,4 +1,4 @@
-"""Checks of the optional capabilities, of a full tier, and of a tier opened for maintenance."""
+"""Checks of optional capabilities, of full tiers, and of tiers opened for maintenance."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
-#: Between one and two seconds, because some stores keep times in whole seconds.
+#: A pause between one and two seconds, because some stores record times in whole seconds.
 _RESOLUTION_S = 1.5
 
 
-@check(Capability.DELETE, says="Delete chunks; missing ones are ignored.")
+@check(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
 async def check_delete_forgets(subject: TierSubject) -> None:
-    """Deleted chunks are gone, others stay, and missing ones are ignored."""
+    """Delete removes the given chunks and no others, and ignores missing chunks."""
     async with subject.opened() as probe:
         kept = await probe.put(subject.new_keys(3))
         if len(kept) < 3:
@@ -37,9 +37,9 @@ async def check_delete_forgets(subject: TierSubject) -> None:
             await probe.expect(first, 1)
 
 
-@check(Capability.TOUCH, says="Mark chunks as just used; unknown ones are ignored.")
+@check(Capability.TOUCH, says="Mark chunks as just used; ignore unknown chunks.")
 async def check_touch_changes_nothing(subject: TierSubject) -> None:
-    """Touch changes no chunk and ignores unknown ones."""
+    """Touch changes no chunk, and ignores unknown keys."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(2))
         (absent,) = subject.new_keys(1)
@@ -93,7 +93,7 @@ async def _check_usage(probe: Probe, stored: int, whose: str) -> None:
 
 @check(Hook.SMALL_TIER, says="The tier is full and could not make room.")
 async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
-    """A store into a full tier succeeds or gives a TierCapacityError, and damages nothing."""
+    """A store into a full tier succeeds or fails with a TierCapacityError, and damages no chunk."""
     small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
     async with subject.opened(small) as probe:
         kept = []
@@ -110,9 +110,9 @@ async def check_a_full_tier_refuses_or_makes_room(subject: TierSubject) -> None:
             )
 
 
-@check(Hook.SMALL_TIER, says="tells the SDK that chunks are gone from the tier")
+@check(Hook.SMALL_TIER, says="reports to the SDK that chunks are gone from the tier.")
 async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
-    """A chunk that a full tier reports as removed was stored, and is gone."""
+    """A chunk that a full tier reports as removed was stored before, and is no longer there."""
     small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
     removed: list[OffloadKey] = []
 
@@ -132,7 +132,7 @@ async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
 
 @check(Hook.SHORT_LIVED_TIER, says="A missing object is a ChunkNotFoundError.")
 async def check_an_expired_chunk_is_absent(subject: TierSubject) -> None:
-    """An expired chunk is absent for lookup and load alike, and can be stored again."""
+    """An expired chunk is absent for both lookup and load, and can be stored again."""
     async with subject.opened(tier_spec(await subject.call(Hook.SHORT_LIVED_TIER))) as probe:
         key = await probe.put_one()
         await _wait_for_expiry(probe, key)
@@ -170,7 +170,7 @@ async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = Fals
 @check(
     Capability.NAMESPACES,
     Medium.STORAGE,
-    says="this tier's own, if it is there, and all others in the same place.",
+    says="Every namespace in the same place that has a chunk or a manifest, also the tier's own.",
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
     """Every namespace with a chunk is listed once, with the facts of its manifest."""

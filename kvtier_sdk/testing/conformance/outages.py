@@ -13,7 +13,7 @@ from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey
 
-_RETRYABLE = "true if the same call can succeed in a moment"
+_RETRYABLE = "true if the same call may soon succeed"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
 #: Larger than a socket's buffers, because only then can an outage interrupt a transfer.
@@ -25,7 +25,7 @@ _LOOKS = 200
 
 @check(Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup.")
 async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
-    """While the store is unreachable, a call that needs the store gives a TierUnavailableError."""
+    """While the store is unreachable, every call that needs it fails with TierUnavailableError."""
     async with subject.opened() as probe:
         stored = await probe.put(subject.new_keys(1))
         (absent,) = subject.new_keys(1)
@@ -50,7 +50,7 @@ async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
     says="No reader ever sees a partly written object, even if a store fails midway.",
 )
 async def check_an_outage_in_mid_transfer_damages_nothing(subject: TierSubject) -> None:
-    """A transfer that an outage interrupts returns no wrong bytes, then or later."""
+    """An outage during a transfer never makes a load return wrong bytes."""
     async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
         for mover in await _moved_through_an_outage(probe):
             if mover.breach is not None:
@@ -67,7 +67,7 @@ async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
 
 @check(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
 async def check_a_hang_is_no_miss(subject: TierSubject) -> None:
-    """While the store hangs, a call waits or gives a TierTimeoutError or TierUnavailableError."""
+    """While the store hangs, calls wait, or fail with TierTimeoutError or TierUnavailableError."""
     async with subject.opened() as probe:
         keys = await probe.put(subject.new_keys(2))
         if not keys:
@@ -109,7 +109,7 @@ async def _store(probe: Probe, key: OffloadKey) -> TierError | None:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Return the result of the call, or the TierError that it raised."""
+    """Return the call's result, or the TierError that it raised."""
     try:
         return await call
     except TierError as error:
@@ -117,7 +117,7 @@ async def _answer(call: Awaitable[Any]) -> Any:
 
 
 def _check_answer(state: str, operation: str, answer: Any) -> None:
-    """Require an outage error, or a success: the tier may have answered from a cache."""
+    """Require an outage error or a success, because the tier may answer from a cache."""
     if answer is not None and answer is not True:
         _check_error(operation, answer, state)
 
@@ -130,7 +130,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that a lookup succeeds within the timeout, and then a store and a load."""
+    """Require that a lookup succeeds within the timeout, followed by a store and a load."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):
@@ -145,7 +145,7 @@ async def _check_recovery(probe: Probe, disturbance: str) -> None:
 
 
 async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> Mapping[str, Any]:
-    """Make each kind of call while the store hangs. Cancel the calls that do not end."""
+    """Make each kind of call while the store hangs; return the answers of the calls that end."""
     subject = probe.subject
     (absent,) = subject.new_keys(1)
     tasks: dict[str, asyncio.Task[Any]] = {}
@@ -181,7 +181,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
     try:
         for mover in movers:
             tasks.append(probe.start(mover.move(), "store and load a chunk"))
-            # Start the movers at different times, because stores should overlap with loads.
+            # Start the movers at different times, so that stores overlap with loads.
             await subject.clock.sleep(_PAUSE_S)
         await _moved_on(subject.clock, movers)
         await _in_mid_transfer(subject.clock, movers)
@@ -235,19 +235,19 @@ class _Mover:
             self.breach = breach
         self.doing = ""
         self.calls += 1
-        # Pause, because otherwise a tier that answers at once would keep the other movers waiting.
+        # Pause, because a tier that answers immediately would otherwise block the other movers.
         await self._probe.subject.clock.sleep(_PAUSE_S)
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until each mover has ended its current call and two more, a store and a load."""
+    """Wait until each mover has ended its current call and two more: a store and a load."""
     start = [mover.calls for mover in movers]
     while any(mover.calls < before + 3 for mover, before in zip(movers, start, strict=True)):
         await clock.sleep(_PAUSE_S)
 
 
 async def _in_mid_transfer(clock: Clock, movers: Sequence[_Mover]) -> None:
-    """Wait until a store and a load overlap. Give up after a while: the tier may be too fast."""
+    """Wait until a store and a load overlap. Give up after a while, if the tier is too fast."""
     for _ in range(_LOOKS):
         if {"store", "load"} <= {mover.doing for mover in movers}:
             return

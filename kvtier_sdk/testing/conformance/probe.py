@@ -1,4 +1,4 @@
-"""The calls of a tier under test, each with a timeout and a check of the answer."""
+"""Calls to a tier under test, each with a timeout and a check of the answer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of a piece of a chunk. A piece of this length is enough to identify the chunk.
+#: Length of the pieces that identify a chunk.
 PIECE_BYTES = 16
 
 
@@ -45,10 +45,10 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 
 
 class Probe:
-    """A caller of one tier instance. Each call has a timeout; a malformed answer is a breach.
+    """A caller of one tier instance. Each call has a timeout, and a malformed answer is a breach.
 
-    As in the SDK, an error raised for a whole batch becomes the verdict on each chunk. Lookups,
-    stores and loads are retried after a retryable error. A call without verdicts raises its error.
+    As in the SDK, an error raised for a whole batch becomes each chunk's verdict. The probe retries
+    lookups, stores and loads after a retryable error. A call without verdicts raises its error.
 
     Args:
         subject: the tier under test.
@@ -71,7 +71,7 @@ class Probe:
         await self.bounded(self.tier.close(), "close")
 
     async def clean_up(self) -> None:
-        """Close the tier if it is open. Ignore errors, because other checks judge the outcome."""
+        """Close the tier if it is open. Ignore errors, because other checks judge them."""
         if not self._closed:
             with contextlib.suppress(Breach, TierError):
                 await self.close()
@@ -112,9 +112,9 @@ class Probe:
         return await self._listed(self.tier.namespaces, "namespaces")
 
     def object_lengths(self) -> list[int]:
-        """Return lengths of objects that the tier must hold: short, middle and longest.
+        """Return lengths of objects that the tier must support: short, medium and longest.
 
-        If the tier's ``fixed_length`` is true, return the longest only.
+        If the tier's ``fixed_length`` is true, return only the longest.
         """
         context, unit = self.tier.context, self.tier.alignment
         if self.tier.fixed_length:
@@ -130,10 +130,11 @@ class Probe:
         replace: bool = False,
         object_bytes: int | None = None,
     ) -> LentBuffers:
-        """Make buffers to load the chunk ``key`` into; pass their ``transfer`` to the tier.
+        """Make buffers for a load of the chunk ``key``; pass their ``transfer`` to the tier.
 
-        Header and payload lie ``shift_bytes`` after the start of a page, and have the length
-        ``object_bytes``, or full length. ``replace`` is for a store that must replace the chunk.
+        Header and payload begin ``shift_bytes`` after the start of a page. Together they have the
+        length ``object_bytes``, by default full length. ``replace`` is for a store that must
+        replace the chunk.
         """
         context = self.tier.context
         return LentBuffers(
@@ -148,13 +149,13 @@ class Probe:
         )
 
     def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
-        """Make buffers that hold a ``version`` of ``key``; ``lent_as`` goes to :meth:`empty`."""
+        """Make buffers that hold a ``version`` of ``key``; pass ``lent_as`` to :meth:`empty`."""
         lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version, lent.transfer.object_bytes))
         return lent
 
     def content(self, key: OffloadKey, version: int = 0, object_bytes: int | None = None) -> bytes:
-        """Return a ``version`` of the chunk ``key``, of ``object_bytes`` or of full length."""
+        """Return a ``version`` of the chunk ``key``, with ``object_bytes`` or in full length."""
         return content_of(key, version, object_bytes or self.object_bytes)
 
     async def put(
@@ -165,10 +166,11 @@ class Probe:
         object_lengths: Iterable[int] = (),
         replace: bool = False,
     ) -> list[OffloadKey]:
-        """Store a ``version`` of the chunks ``keys``, and return the keys that the tier accepted.
+        """Store a ``version`` of the chunks ``keys``; return the keys that the tier accepted.
 
-        The objects have ``object_lengths``, or full length; ``replace`` is as in :meth:`empty`. It
-        is a breach if a store fails for any reason but lack of room, or if an empty tier has none.
+        The objects have ``object_lengths``, by default full length. ``replace`` is as in
+        :meth:`empty`. A store that fails for any reason except lack of room is a breach, and so is
+        lack of room in an empty tier.
         """
         batch = [
             self.full(key, version, object_bytes=length, replace=replace)
@@ -184,13 +186,13 @@ class Probe:
         return kept
 
     async def put_one(self) -> OffloadKey:
-        """Store a chunk under a new key, and return the key; end the check if the tier is full."""
+        """Store a chunk under a new key, and return the key. If the tier is full, end the check."""
         for key in await self.put(self.subject.new_keys(1)):
             return key
         raise NoRoom
 
     async def get(self, key: OffloadKey, **lent_as: Any) -> bytes | TierError:
-        """Load ``key``, and return its content or the error; ``lent_as`` is as in :meth:`full`."""
+        """Load ``key``; return its content or the error. ``lent_as`` is as in :meth:`full`."""
         lent = self.empty(key, **lent_as)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
@@ -206,7 +208,7 @@ class Probe:
         """Load the chunk ``key``, require one of the ``versions``, and return true.
 
         If ``may_miss`` is true, the tier may also report the chunk absent or damaged; the result is
-        false then. A breach names the chunk by ``what``. ``lent_as`` is as in :meth:`full`.
+        then false. ``what`` describes the chunk in a breach. ``lent_as`` is as in :meth:`full`.
         """
         found = await self.get(key, **lent_as)
         if isinstance(found, TierError):
@@ -217,19 +219,19 @@ class Probe:
         return True
 
     def check_content(self, key: OffloadKey, found: bytes, versions: Iterable[int]) -> None:
-        """Require that the bytes ``found`` are one of the ``versions`` of the chunk ``key``."""
+        """Require that ``found`` is one of the ``versions`` of the chunk ``key``."""
         self.check_found(found, [self.content(key, version) for version in versions])
 
     @staticmethod
     def check_found(found: bytes, allowed: Sequence[bytes]) -> None:
-        """Require that the bytes ``found`` are one of the ``allowed`` objects."""
+        """Require that ``found`` is one of the ``allowed`` objects."""
         if found not in allowed:
             raise Breach(f"a load succeeded, but {_mismatch(found, allowed)}")
 
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
-        """Wait for ``awaitable``, a call of the tier, with the subject's timeout.
+        """Wait for ``awaitable``, a call to the tier, with the subject's timeout.
 
-        It is a breach if the call does not end, or raises anything but a TierError; the
+        A call that does not end is a breach, and so is any error except a TierError. Only the
         ``operation`` ``open`` may also raise a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
@@ -252,7 +254,7 @@ class Probe:
             ) from error
 
     async def ends(self, task: asyncio.Future[Any]) -> bool:
-        """Wait for a ``task`` with the subject's timeout; return true if it ended."""
+        """Wait for ``task`` with the subject's timeout; return true if the task ended."""
         try:
             await asyncio.wait([task], timeout=self.subject.timeout_s)
         except asyncio.CancelledError:
@@ -262,7 +264,7 @@ class Probe:
         return task.done()
 
     def start(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start ``coroutine``, a call of the tier, in a new task called ``name``."""
+        """Start ``coroutine``, a call to the tier, in a new task called ``name``."""
         return self.subject.clock.spawn(coroutine, name=name)
 
     async def _listed(self, iterate: Callable[[], AsyncIterator[T]], operation: str) -> list[T]:
@@ -285,7 +287,7 @@ class Probe:
         return [verdicts[index] for index in range(len(batch))]
 
     def _pauses_s(self) -> list[float | None]:
-        """Return the seconds to wait after each attempt, as in the SDK; ``None`` for the last."""
+        """Return the seconds to wait after each attempt, as in the SDK: ``None`` after the last."""
         options = self.subject.spec.runner
         return [*(options.retry_delay_s * 2**attempt for attempt in range(options.retries)), None]
 
@@ -310,7 +312,7 @@ class Probe:
         return self._read(verdicts_in, verdicts, len(batch), operation)
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the positions of ``keys`` into the SDK's batches. No keys give one empty batch."""
+        """Split the positions of ``keys`` into the SDK's batches, at least one."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
     def _read(
@@ -349,7 +351,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Cancel a call after ``turns`` runs of the loop and ``delay_s``; return true if it ended."""
+    """Cancel a call after ``turns`` runs of the loop and ``delay_s``; return true if it ends."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):
@@ -359,6 +361,6 @@ async def start_and_cancel(
     task.cancel()
     ended = await probe.ends(task)
     if ended and not task.cancelled():
-        # Retrieve the error, because asyncio would log it otherwise. Other checks judge the error.
+        # Retrieve the error, so that asyncio does not log it. Other checks judge the error.
         task.exception()
     return ended

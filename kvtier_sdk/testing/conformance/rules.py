@@ -1,4 +1,4 @@
-"""The definition of a check, its errors, and the hooks that a tier's author can provide."""
+"""The definition of checks, their errors, and the hooks that a tier's author can provide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ConformanceError(AssertionError):
-    """A tier breaks a rule. The message names the rule and the breach, and quotes the contract.
+    """A tier breaks a rule. The message contains the rule, the breach and the contract's sentence.
 
     Attributes:
         check: name of the check that failed.
@@ -35,7 +35,7 @@ class ConformanceError(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """A check does not apply, for example because the tier's author has provided no hook for it.
+    """A check does not apply, for example because a hook is missing.
 
     Test frameworks report the check as skipped, with the reason.
     """
@@ -46,11 +46,11 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class NoRoom(Exception):  # noqa: N818
-    """A tier that may be full has refused the chunk of a check, which ends without a finding."""
+    """A tier that may be full has refused a chunk. The check ends without a finding."""
 
 
 class Hook(Enum):
-    """The functions that an author can provide so that more rules are checked."""
+    """The functions that an author can provide to have more rules checked."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -65,7 +65,7 @@ class Hook(Enum):
     AGING_TIER = "aging_tier"
 
 
-#: A requirement. The kit skips a check whose requirement is not met.
+#: A requirement of a check. The kit skips the check if the requirement is not met.
 Need: TypeAlias = Capability | Hook | Medium
 
 CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
@@ -76,10 +76,10 @@ class Check:
     """One rule, and the coroutine function that checks a tier against it.
 
     Attributes:
-        name: name of the function.
+        name: the function's name.
         rule: the rule in one line.
         says: the sentence of the contract that states the rule.
-        needs: capabilities, hooks or medium without which the check is skipped.
+        needs: the required capabilities, hooks or medium. Without them, the check is skipped.
         run: the coroutine function.
     """
 
@@ -94,7 +94,7 @@ class Check:
 ANY_SEQUENCE = (
     "After any sequence of calls, a load returns what was stored under its key, or misses."
 )
-#: The reason for skipping a check if ``write_raw`` has replaced no object.
+#: The reason for skipping a check after ``write_raw`` has declined every object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -123,7 +123,6 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
 
 
 def run_check(check: Check, subject: TierSubject) -> None:
-    """Run a check on a new event loop."""
     loop = subject.clock.new_event_loop()
     try:
         loop.run_until_complete(check.run(subject))
@@ -146,7 +145,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # For example, a hook or the tier's constructor raised this error.
+        # Handle any error, because a hook or the tier's constructor may raise one.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 

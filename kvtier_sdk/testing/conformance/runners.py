@@ -1,4 +1,4 @@
-"""Checks that use a tier as an engine does: through a runner, with the slots of a pool."""
+"""Checks that use a tier like an engine, through a runner and with a pool's slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNKS = 3
 _SLOTS = 2 * _CHUNKS
 _DEADLINES = ("lookup_deadline_s", "load_deadline_s", "store_deadline_s")
 _Use = Callable[[TierSubject, HostPool, BlockingTier], Awaitable[None]]
-_BUILT = "A tier is built from its options alone, in this process or in one of its own."
+_BUILT = "A tier is built from its options alone, in the engine's process or in a separate one."
 
 
 @check(says=_BUILT)
@@ -39,7 +39,7 @@ async def check_it_runs_in_a_process(subject: TierSubject) -> None:
 
 @check(
     Medium.STORAGE,
-    says="On a medium other than Medium.CPU each instance finds the chunks of all instances.",
+    says="Except on Medium.CPU, each instance finds all chunks.",
 )
 async def check_processes_share_a_place(subject: TierSubject) -> None:
     """Two processes with a tier in one place find each other's chunks."""
@@ -79,7 +79,7 @@ async def _end_of(tier: BlockingTier, job: Job | None) -> list[Verdict]:
 async def _store_chunks(
     subject: TierSubject, pool: HostPool, tier: BlockingTier
 ) -> list[OffloadKey]:
-    """Store new chunks; return their keys, or no keys if the tier has no room."""
+    """Store new chunks; return their keys, or an empty list if the tier lacks room."""
     keys = subject.new_keys(_CHUNKS)
     for slot, key in enumerate(keys):
         pool.view(slot)[:] = content_of(key, 0, subject.chunk_bytes)

@@ -28,9 +28,9 @@ from kvtier_sdk.types import OffloadKey, make_offload_key
 #: or a class whose options all have defaults.
 TierLike: TypeAlias = str | Mapping[str, Any] | TierSpec | type[SecondaryTierManager]
 
-#: The most chunks that can have lent buffers at once: 1.5 times the largest batch of the checks.
+#: The maximum number of chunks with lent buffers: 1.5 times the largest batch of the checks.
 _LENT_CHUNKS = 1536
-#: The most bytes that a chunk's buffers need beside the payload: header, guards and rounding.
+#: The maximum size of a chunk's buffers besides the payload: header, guards and rounding.
 _BESIDE_BYTES = 1 << 15
 _MIN_LENT_BYTES = 64 << 20
 
@@ -50,16 +50,15 @@ def tier_spec(tier: TierLike) -> TierSpec:
 class TierSubject:
     """A tier to check. Each hook can be a plain function or a coroutine function.
 
-    The tier must have room for eight chunks. A subject can be used for any number of checks,
-    because each check uses new keys. :class:`TierConformance` describes the hooks (``read_raw``,
-    ``write_raw``, ``break_connection``, ``restore_connection``, ``freeze``, ``unfreeze``,
-    ``lose_part``, ``bad_settings``, ``small_tier``, ``short_lived_tier`` and ``aging_tier``) and
-    the settings (``keeps_chunks``, ``chunk_bytes``, ``timeout_s``, ``blocking_s``, ``settle_s`` and
-    ``hang_s``).
+    The tier must have room for eight chunks. Each check uses new keys, so a subject can serve any
+    number of checks. :class:`TierConformance` describes the hooks (``read_raw``, ``write_raw``,
+    ``break_connection``, ``restore_connection``, ``freeze``, ``unfreeze``, ``lose_part``,
+    ``bad_settings``, ``small_tier``, ``short_lived_tier`` and ``aging_tier``) and the settings
+    (``keeps_chunks``, ``chunk_bytes``, ``timeout_s``, ``blocking_s``, ``settle_s`` and ``hang_s``).
 
     Attributes:
         tier: a URL, a dictionary of options, a spec, or a class whose options have defaults.
-        namespace: the namespace of the chunks; a new one for each subject.
+        namespace: the namespace of the chunks; each subject has a new one.
         clock: the source of time and tasks.
     """
 
@@ -98,7 +97,7 @@ class TierSubject:
 
     @staticmethod
     def new_namespace() -> Namespace:
-        """Make a namespace that no other subject has."""
+        """Make a new, unique namespace."""
         return Namespace({"model": "conformance", "run": uuid.uuid4().hex})
 
     @property
@@ -128,7 +127,7 @@ class TierSubject:
 
         ``report_removed`` receives the keys that the tier reports as removed. ``spec``,
         ``namespace``, ``chunk_bytes`` and ``maintenance`` are as in :class:`TierContext`. Chunks of
-        another length are in another namespace, unless one is given.
+        another length are in another namespace, unless ``namespace`` is given.
         """
         if chunk_bytes is not None:
             namespace = namespace or self.namespace.for_chunks(chunk_bytes)
@@ -151,13 +150,13 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """Make an unopened instance of ``spec``; ``context`` is passed on to :meth:`context`."""
+        """Make an unopened instance of ``spec``; pass ``context`` on to :meth:`context`."""
         spec = spec or self.spec
         return spec.tier_class(spec.config, self.context(spec, **context))
 
     @asynccontextmanager
     async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
-        """Open an instance as :meth:`make` does with ``spec`` and ``context``; yield its probe."""
+        """Open an instance of ``spec`` and ``context``, made by :meth:`make`; yield its probe."""
         probe = Probe(self, self.make(spec, **context))
         try:
             await probe.open()
@@ -166,9 +165,9 @@ class TierSubject:
             await probe.clean_up()
 
     def new_keys(self, count: int) -> list[OffloadKey]:
-        """Make ``count`` keys of 36 bytes that no check has used."""
+        """Make ``count`` unused keys of 36 bytes."""
         return [make_offload_key(self.new_hash()) for _ in range(count)]
 
     def new_hash(self) -> bytes:
-        """Make a chain hash of 32 bytes that no check has used."""
+        """Make an unused chain hash of 32 bytes."""
         return hashlib.sha256(self._salt + next(self._numbers).to_bytes(8, "big")).digest()

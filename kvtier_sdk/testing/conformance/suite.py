@@ -1,4 +1,4 @@
-"""The test class for a tier's author to subclass, with one test for each check."""
+"""The test class that a tier's author subclasses, with one test for each check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, Ho
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.types import OffloadKey
 
-#: Attributes that the test class and the subject share.
+#: The names of the attributes that the test class and the subject share.
 _SETTINGS = ("chunk_bytes", "keeps_chunks", "timeout_s", "blocking_s", "settle_s", "hang_s")
 
 
@@ -28,16 +28,16 @@ class TierConformance:
             def tier(self, tmp_path):
                 return f"mine:{tmp_path}"
 
-    Override the hooks too (:meth:`read_raw` and the methods after it), to have more rules checked.
-    A rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook can be a
-    coroutine function. Hooks run on the event loop of the check, so run the server of your tests
-    in another thread or process.
+    To have more rules checked, override the hooks (:meth:`read_raw` and the methods after it). The
+    test of a rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook can
+    be a coroutine function. Hooks run on the event loop of the check, so run the server of your
+    tests in another thread or process.
 
-    The tests need no pytest plugin: each has its own event loop.
+    The tests need no pytest plugin, because each test has its own event loop.
 
     Attributes:
-        chunk_bytes: length of a payload.
-        keeps_chunks: ``False`` for a tier that may refuse every store for lack of room.
+        chunk_bytes: the length of a payload.
+        keeps_chunks: false for a tier that may refuse every store for lack of room.
         timeout_s: seconds after which a running call counts as hung.
         blocking_s: seconds after which a stalled event loop counts as blocked.
         settle_s: seconds to wait for an effect that must not occur, such as a late write.
@@ -57,7 +57,7 @@ class TierConformance:
 
     @pytest.fixture
     def tier(self) -> TierLike:
-        """Return a tier with room for eight chunks: a URL, options, a spec or a class. Override."""
+        """Return a tier with room for eight chunks: a URL, options, a spec or a class."""
         raise NotImplementedError(
             f"{type(self).__name__} has no fixture 'tier': write one that returns the tier's URL "
             "or options"
@@ -69,7 +69,7 @@ class TierConformance:
         return TierSubject.new_namespace()
 
     def read_raw(self, key: OffloadKey) -> bytes | Awaitable[bytes | None] | None:
-        """Read the object ``key`` of :attr:`namespace` from the store; ``None`` if absent."""
+        """Return the object ``key`` of :attr:`namespace` from the store, or ``None`` if absent."""
         raise NotImplementedError
 
     def write_raw(self, key: OffloadKey, data: bytes) -> Awaitable[bool | None] | bool | None:
@@ -88,7 +88,7 @@ class TierConformance:
         raise NotImplementedError
 
     def freeze(self) -> Awaitable[None] | None:
-        """Make the store hang: it accepts connections, but does not answer (``SIGSTOP``)."""
+        """Make the store hang (``SIGSTOP``), so that it accepts connections but does not answer."""
         raise NotImplementedError
 
     def unfreeze(self) -> Awaitable[None] | None:
@@ -104,7 +104,7 @@ class TierConformance:
         raise NotImplementedError
 
     def bad_settings(self) -> Mapping[str, TierLike]:
-        """Return tiers whose ``open`` must fail, each under a description of its bad setting."""
+        """Return tiers whose ``open`` must fail, by descriptions of their bad settings."""
         raise NotImplementedError
 
     def small_tier(self, object_bytes: int) -> TierLike:
@@ -157,5 +157,5 @@ def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> 
 
 for _check in CHECKS.values():
     setattr(TierConformance, _check.name.replace("check_", "test_", 1), _test_of(_check))
-# This test runs last, because it fails slowly and the other tests describe a breach more exactly.
+# Run this test last, because it fails slowly and other tests describe a breach more exactly.
 TierConformance.test_any_sequence_of_calls = _test_any_sequence_of_calls  # type: ignore[attr-defined]

@@ -24,11 +24,6 @@ _PATIENCE_S = 20.0
 
 
 class Engine:
-    """An engine that plays requests as they arrive, and records how the manager serves them.
-
-    Call all methods from one thread.
-    """
-
     def __init__(
         self,
         manager: TieringManager,
@@ -38,7 +33,7 @@ class Engine:
         outcome: Outcome,
     ) -> None:
         self.wall_us = array("d")
-        # For each chunk announced as stored, and not removed since, the time of the announcement.
+        # The time at which each chunk was announced as stored. A removal deletes the entry.
         self.announced: dict[OffloadKey, float] = {}
         self.began_s = -math.inf
         self.is_destroyed = False
@@ -143,17 +138,13 @@ class Engine:
         context: RequestContext,
         pending: dict[OffloadKey, list[float]],
     ) -> int | None:
-        """Look chunks up as vLLM does; return the number of hits, or ``None`` if some are pending.
-
-        ``pending`` lists, for each pending chunk, the ends of the steps in which it was pending.
-        """
+        """Look chunks up as vLLM does; return the number of hits, or ``None`` until it is known."""
         hits, is_pending = 0, False
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Measure from the end of the second step. If a load found no room in the first
-                # step, the manager asks the tier only in the second. This step began before the
-                # manager read its clock, so a lookup that is late here is late by its clock too.
+                # The manager may ask the tier only at the end of the second step, and reads its
+                # clock after this step has begun, so measure the time between these two moments.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

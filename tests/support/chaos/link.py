@@ -9,7 +9,7 @@ from support.proxy import Proxy
 
 
 class Link:
-    """A :class:`Proxy` on an event loop in a thread of its own."""
+    """A :class:`Proxy` whose event loop runs in a separate thread."""
 
     def __init__(self, to_port: int) -> None:
         self.proxy = Proxy(to_port, "tcp")

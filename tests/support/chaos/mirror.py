@@ -2,7 +2,7 @@
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
 ``REFUSAL`` holds the name of an error, all calls fail with this error. With ``EROFS``, only
-the writing calls fail. While the process is stopped (SIGSTOP), the file system does not answer.
+calls that write fail. While the process is stopped (SIGSTOP), the file system does not answer.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def _mirrored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Mirror(mfusepy.Operations):  # type: ignore[misc]
-    """A mirror of a directory; its calls fail while the file ``refusal`` names an error."""
-
     use_ns = True
 
     def __init__(self, behind: str, refusal: Path) -> None:

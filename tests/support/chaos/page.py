@@ -1,4 +1,4 @@
-"""The page with the results of the scenarios."""
+"""Writes the page with the results of the scenarios."""
 
 from __future__ import annotations
 

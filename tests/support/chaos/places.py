@@ -1,6 +1,6 @@
 """The stores of the scenarios, with a context manager for each fault.
 
-A fault lasts until its context manager exits. By then, a killed server answers again.
+The fault ends when its context manager exits. By then, a killed server answers again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 from support.tier_process import tier_processes
 
-#: The engine's model.
 MODEL = "chaos"
 _HOUR_S = 3600.0
 _TMPFS_BYTES = 64 * 2**20
@@ -57,7 +56,7 @@ _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
 
 
 class CannotHappenError(Exception):
-    """This machine cannot produce the fault; the message says why."""
+    """Raised if this machine cannot produce the fault."""
 
 
 class FlaggedClock(SystemClock):
@@ -69,8 +68,6 @@ class FlaggedClock(SystemClock):
 
 
 class Place(ABC):
-    """A new store, in which a scenario injects one kind of fault."""
-
     def __init__(self, directory: Path, fault: str) -> None:
         self.config = directory / "kv.json"
         self.broken: list[str] = []
@@ -93,7 +90,7 @@ class Place(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The URL of the tier under test. For a fault of the link, it leads through the link."""
+        """The URL of the tier under test, through the link if the fault is in the link."""
 
     @property
     def clean_url(self) -> str:
@@ -155,7 +152,7 @@ class Place(ABC):
 
 
 class ServedPlace(Place):
-    """A store in a server; a :class:`Link` leads to it only for faults of the link."""
+    """A store on a server, reached through a :class:`Link` if the fault is in the link."""
 
     _server: Server | S3Server
     _link: Link | None = None
@@ -212,7 +209,7 @@ class ServedPlace(Place):
 
 
 class RedisPlace(ServedPlace):
-    """A redis-server that logs each write before it replies, so that a kill loses nothing."""
+    """A redis-server that logs each write before it replies, so that a kill loses no chunk."""
 
     _server: Server
 
@@ -230,8 +227,6 @@ class RedisPlace(ServedPlace):
 
 
 class S3Place(ServedPlace):
-    """An S3 server over a directory, which keeps the chunks when the server is killed."""
-
     _server: S3Server
 
     def _prepare(self, directory: Path, fault: str) -> None:
@@ -250,7 +245,7 @@ class S3Place(ServedPlace):
 
 
 class FilePlace(Place):
-    """A directory. It has a file system of its own if the fault is in the file system."""
+    """A directory, on a separate file system if the fault is in the file system."""
 
     def _prepare(self, directory: Path, fault: str) -> None:
         self._at = directory / "at"

@@ -186,7 +186,7 @@ class Outcome:
     late_retries: int = 0  # lookups still pending after their deadline
     revived: int = 0  # chunks served after they had been deleted everywhere
     restored: int = 0  # chunks stored before the fault, and again after its start
-    refused: int = 0  # chunks that the admission rule kept from the tier
+    refused: int = 0  # chunks that the admission rule kept out of the tier
     broken: list[str] = field(default_factory=list)
     # The states that the tier showed, each with the seconds since the fault began.
     shown: dict[str, float] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from pathlib import Path
 from support.fuzz.corpus import read_corpus, write_corpus
 
 _MAX_BYTES = 4096
-# The corpus keeps inputs of at most this length, and at most this many of them.
+# The maximum length of a kept input, and the maximum number of kept inputs.
 _KEPT_BYTES = 600
 _KEPT = 60
 _INPUT_S = 10
@@ -79,7 +79,6 @@ def _run(name: str, seconds: float) -> bool:
 def _fuzz(name: str, *arguments: str) -> int:
     import atheris  # type: ignore[import-untyped]
 
-    # After a timeout, or with too much memory in use, atheris saves the input and ends the process.
     with atheris.instrument_imports(include=["kvtier_sdk", "kvtier_file", "kvtier_redis"]):
         import kvtier_sdk  # noqa: F401
     with atheris.instrument_imports(include=["kvtier_s3", "support.fuzz"]):

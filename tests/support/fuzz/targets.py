@@ -1,7 +1,7 @@
-"""Targets of the fuzzers: functions of bytes. Each raises an error if it finds the rule broken.
+"""Fuzz targets. Each passes bytes to a reader, and fails if the reader breaks the rule.
 
-The rule is the same for all targets: untrusted bytes are read, or refused with a declared error.
-They are never accepted in part, and no length in them decides how much memory is allocated.
+The rule is the same for all readers: a reader accepts untrusted bytes as a whole, or refuses them
+with a declared error. No length in the bytes decides how much memory the reader allocates.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def chunk_header(data: bytes) -> None:
 
 
 def coded_planes(data: bytes) -> None:
-    """A coded payload fills its memory, or is refused; another coder would do the same."""
+    """A coded payload is decoded within its memory, or is refused, and all coders agree."""
     kind, size = data[0] % 6 if data else 0, int.from_bytes(data[1:3], "little")
     stored = data[3:]
     if size >= len(stored) and data[1:2] != b"\xff":
@@ -138,7 +138,7 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Return the lengths of the pieces in which data arrives; the first byte is each length."""
+    """Return the lengths of the pieces to send. Each length is the first byte of ``data``."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
@@ -175,7 +175,7 @@ def file_header(data: bytes) -> None:
 
 
 def ledger(data: bytes) -> None:
-    """A ledger is read to its end or refused, whatever length its header gives."""
+    """A ledger is read to its end or refused, whatever length its header states."""
     told_bytes = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
     records = data[8:]
     for ledger_bytes in (told_bytes, len(records)):

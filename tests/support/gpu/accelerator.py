@@ -1,6 +1,6 @@
 """The device, and functions of CUDA that torch does not offer.
 
-Names and numbers come from ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h``; they are the
+Names and numbers come from ``cuda.h``, ``driver_types.h`` and ``cuda_runtime_api.h``, and are the
 same in CUDA 12.9 and 13.0.
 """
 
@@ -16,7 +16,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: The clock rate of an H200. A device with a slower clock sleeps longer.
 _CYCLES_PER_S = 2_000_000_000
 
-#: ``cudaStreamCaptureMode``.
+#: The values of ``cudaStreamCaptureMode``.
 CAPTURE_MODES = {"relaxed": 2, "thread local": 1, "global": 0}
 
 

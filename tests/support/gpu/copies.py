@@ -1,4 +1,4 @@
-"""Helpers of several checks: blocks, workers, jobs, and comparisons of bytes."""
+"""Helpers for several checks: blocks, workers, jobs, and comparisons of bytes."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ _MIN_SLOTS = 16
 
 
 def mapped(slots: int, part_bytes: int) -> Bytes:
-    """Return zeros on pages of their own, which a worker can register."""
+    """Return zeros on whole pages, which a worker can register."""
     memory = np.frombuffer(mmap.mmap(-1, slots * part_bytes), np.uint8)
     return memory.reshape(slots, part_bytes)
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
-    """Yield the name and a pool of each kind of memory. Without room, the shared one is smaller."""
+    """Yield the name of each kind of memory and a pool; the pool in /dev/shm may be smaller."""
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
         "heap": lambda: HostPool(slots, MIB),

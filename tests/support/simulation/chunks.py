@@ -1,4 +1,4 @@
-"""Chunks of prompts that share prefixes, and the content of each chunk, in bfloat16."""
+"""Chunks of prompts that share prefixes, with contents in bfloat16."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ _CONVERSATIONS = 6
 
 
 class ChunkTree:
-    """A tree of prefixes: most requests begin alike, and many continue an earlier request.
-
-    A prefix is a path, with one letter for each node. A node has one chunk in each KV-cache group.
-    """
+    """A tree of prompts. Each letter of a path stands for one chunk in each KV-cache group."""
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
         self.content: dict[OffloadKey, bytes] = {}
@@ -64,7 +61,7 @@ class ChunkTree:
 
 
 def _content_of(key: OffloadKey, chunk_bytes: int) -> bytes:
-    """Return content that compresses well, less well or not at all, by the number of exponents."""
+    """Return random content. Some chunks compress well, some badly, and some not at all."""
     rng = random.Random(key)
     content = bytearray(rng.randbytes(chunk_bytes))
     rare = rng.choice((0, 5, 10, 50))

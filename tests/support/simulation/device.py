@@ -1,4 +1,4 @@
-"""A simulated accelerator, whose copies between its memory and slots take time."""
+"""A simulated accelerator, whose copies move real bytes and take time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ class Copy:
 
 
 class Device:
-    """A device that copies real bytes at random moments, and checks the bytes read from slots."""
-
     def __init__(
         self,
         pool: HostPool,
@@ -90,7 +88,7 @@ class Device:
         self.live = []
 
     def flush(self) -> None:
-        """End the stale copies, which read and write their slots until now."""
+        """Complete the stale copies, which read and write their slots until then."""
         for copy in self.stale:
             if not copy.writes:
                 self._compare(copy)

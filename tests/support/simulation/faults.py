@@ -1,4 +1,4 @@
-"""Random faults for the calls of a simulated tier."""
+"""Random faults of a simulated tier, drawn independently for each call."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ _KINDS = {"error": 4, "bug": 1, "late": 2, "hang": 2, "some": 4, "damage": 4, "l
 
 
 class Weather:
-    """The faults of one tier, drawn independently for each call."""
-
     def __init__(self, plan: TierPlan, rng: random.Random, clock: Clock) -> None:
         self.calm = False  # true ends all faults and delays
         self.seen: Counter[str] = Counter()

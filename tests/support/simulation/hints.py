@@ -1,4 +1,4 @@
-"""Draws what a simulation's requests and an operator ask for beside chunks."""
+"""Draws the hints that requests and an operator give in a simulation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,21 @@ from kvtier_sdk.hints import Hint, Verb
 from kvtier_sdk.tiering.hint_executor import OperatorHint
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: Tokens of each chunk, as far as hints are concerned.
+#: The number of tokens in a chunk, for the token ranges in hints.
 TOKENS: Final = 16
 #: Durations of leases: a small part of a simulation, about half of it, and longer than it.
 _DURATIONS_S = (0.05, 0.5, 100.0)
 
 
 class HintGiver:
-    """The hints of one simulation, from a random stream of their own.
-
-    Only a third of the simulations have any, so that the seeds that are known to find a deliberate
-    bug still find it.
-    """
-
     def __init__(self, seed: int) -> None:
+        # Leave most simulations without hints, so that seeds known to find a bug still find it.
         self.is_active = seed % 3 == 1
         rng = self._rng = random.Random(f"hints {seed}")
         self.share: float = rng.choice([0.1, 0.25, 0.5, 1.0])
         self.longest_s: float = rng.choice([0.3, 3.0, 200.0])
         self._operator_rate: float = rng.choice([0.0, 0.2])
-        # The tenants and sessions named last.
+        # The latest tenants and sessions. Operators and prefetches name one of these.
         self._named: deque[tuple[str, str]] = deque([("a", "aa")], maxlen=6)
 
     def request(self, request_id: str, path: bytes) -> RequestContext:
@@ -75,8 +70,7 @@ class HintGiver:
         if kind == "unpin":
             table["pin"] = "0s"
         elif kind:
-            # One lease a request, because the record finds out from the manager's table which
-            # leases of other tenants made room for it.
+            # Give at most one lease, so that the record can tell for which lease others made room.
             lease: dict[str, Any] = {"for": rng.choice(_DURATIONS_S)}
             if rng.random() < 0.3:
                 first = rng.randrange(TOKENS * nodes)

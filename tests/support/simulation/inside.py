@@ -1,4 +1,4 @@
-"""Access to the manager's private tables."""
+"""Access to the manager's private tables, for the other modules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from support.simulation.ledger import Transfer
 
 
 class Inside:
-    """A view of the manager's private state, through which the other modules read that state."""
-
     def __init__(self, manager: TieringManager) -> None:
         self._manager = manager
         self.primary: PrimaryTier = manager._primary
@@ -69,7 +67,7 @@ class Inside:
         return self._manager._requests[request_id].missed
 
     def sent(self, tier: ManagedTier) -> Iterator[OffloadKey]:
-        """Return the chunks in the primary tier that the manager has sent to a tier."""
+        """Yield the chunks in the primary tier that the manager has sent to a tier."""
         for key, slot in self.primary.by_key.items():
             if slot.offers is not None and slot.offers.sent & tier.bit:
                 yield key
@@ -93,7 +91,7 @@ class Inside:
     def watch_admission(
         self, tier: ManagedTier, on_refused: Callable[[set[OffloadKey]], None]
     ) -> None:
-        """Call ``on_refused`` with the chunks that the admission policy keeps from a tier."""
+        """Call ``on_refused`` with the chunks that the admission policy keeps out of a tier."""
         choose = tier.admission.choose
 
         def watched(slots: Sequence[Slot]) -> Sequence[Slot]:
@@ -104,14 +102,13 @@ class Inside:
         tier.admission.choose = watched  # type: ignore[method-assign]
 
     def claims(self) -> Iterator[tuple[str, OffloadKey, Slot]]:
-        """Return each request's claims on promoted chunks."""
         for request_id, state in self._manager._requests.items():
             for key, slot in state.claims.items():
                 yield request_id, key, slot
 
     @staticmethod
     def collected(tier: ManagedTier) -> Iterator[Transfer]:
-        """Return the chunks of loads and stores that wait for the end of the step."""
+        """Yield the chunks of loads and stores that wait for the end of the step."""
         for job in tier.client._collected:
             if job.operation in (Operation.LOAD, Operation.STORE):
                 for key, slot in zip(job.keys, job.slots, strict=True):

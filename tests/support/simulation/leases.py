@@ -1,4 +1,4 @@
-"""A record of the chunks under lease, from receipts, uses and the simulation's clock."""
+"""The leases that the manager should have, from receipts, uses and the simulation's clock."""
 
 from __future__ import annotations
 
@@ -26,12 +26,6 @@ class Terms:
 
 
 class LeaseRecord:
-    """The leases that the manager should have.
-
-    While the manager carries out hints, ``begin`` to ``settle``, chunks that leave the pool are
-    noted; they are checked once the receipts are read.
-    """
-
     def __init__(self, world: World) -> None:
         self.held: dict[OffloadKey, Terms] = {}
         slots = world.plan.slots
@@ -40,7 +34,7 @@ class LeaseRecord:
         self._inside = world.inside
         self._clock = world.clock
         self._breach = world.breach
-        # Leased chunks that were not readable yet, so that their store or load may still fail.
+        # Leased chunks that were not readable yet. Their store or load may still fail.
         self._unborn: set[OffloadKey] = set()
         # Chunks that an operator's purge may remove, and the step in which it begins.
         self.purged: dict[OffloadKey, int] = {}
@@ -80,7 +74,7 @@ class LeaseRecord:
     # --- hints --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Note what the manager knows before it carries out hints."""
+        """Prepare for hints. :meth:`settle` checks the chunks that leave the pool from now on."""
         self._forget()
         self._removed = []
         self._step = self._inside.primary.step
@@ -98,7 +92,7 @@ class LeaseRecord:
         for key in keys:
             old = self.held.get(key)
             is_own = old is not None and (old.tenant, old.owner) == (terms.tenant, terms.owner)
-            # The lease that holds a chunk faster stays, and the longer one of two equal ones.
+            # Keep the lease of the higher rank, or the longer of two leases of equal rank.
             if old is None or is_own or (old.rank, old.until_s) < (terms.rank, terms.until_s):
                 self.held[key] = terms
                 slot = self._inside.primary.by_key.get(key)
@@ -106,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that a tenant did not get fewer chunks than its share without a need."""
+        """Check that no more chunks were available to a tenant that got fewer than it wanted."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"
@@ -114,7 +108,7 @@ class LeaseRecord:
         share = self._budget // len({tenant, *self._before})
         counts = Counter(terms.tenant for terms in self.held.values())
         for key, terms in self.held.items():
-            # A lease on a chunk that the tenant has asked for need not make room for it.
+            # A chunk that the tenant also wants does not have to lose its lease.
             if counts[tenant] < share < counts[terms.tenant] and key not in wanted:
                 self._breach(
                     "a tenant gets its share",
@@ -122,7 +116,7 @@ class LeaseRecord:
                 )
 
     def reclaim(self, askers: set[str], wanted: Collection[OffloadKey]) -> None:
-        """Learn from the manager's table which leases made room for others; check that they may."""
+        """Record the leases that the manager ended to make room for others; check its choice."""
         removed = self._removed or ()
         there = self._inside.leases()
         spared = self._unborn.difference(self._inside.primary.by_key).union(wanted)
@@ -137,11 +131,11 @@ class LeaseRecord:
             if len(reclaimed) > most:
                 self._breach("a tenant keeps its share", f"{tenant!r} lost {len(reclaimed)}")
             latest_s = max((self.held[key].until_s for key in reclaimed), default=0.0)
-            # Those that have left the pool too may have been evicted after they made room.
+            # End the leases of removed chunks too, because the leases may have ended first.
             self.end(its)
             for key, terms in self.held.items():
                 is_due = terms.tenant == tenant and terms.until_s < latest_s
-                # At the end of a step it is not known what was wanted.
+                # At the end of a step, ``wanted`` is empty, so the order cannot be checked.
                 if is_due and wanted and key in there and key not in wanted:
                     self._breach("what ends first makes room", f"{short(key)} did not")
 
@@ -154,7 +148,6 @@ class LeaseRecord:
     # --- checks -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Compare the record with the manager's leases."""
         self._forget()
         primary = self._inside.primary
         for key, step in list(self.purged.items()):

@@ -59,7 +59,7 @@ class Ledger:
     ) -> None:
         self.name = name
         self.pending: dict[int, Job] = {}  # jobs whose result the manager has not read
-        # Jobs whose I/O goes on as far as the manager knows, so that their slots are pinned.
+        # Jobs whose I/O has not ended as far as the manager knows; their slots are pinned.
         self.held: dict[int, Job] = {}
         # How often lookups since the last reset have found each chunk.
         self.found: Counter[OffloadKey] = Counter()
@@ -188,7 +188,7 @@ class Ledger:
                 )
 
     def may_touch(self, operation: Operation, slot: int | None, key: OffloadKey) -> bool:
-        """Return true if a job moves ``key`` in ``slot``, or in any slot without one."""
+        """Return true if a job moves ``key`` in ``slot``; ``None`` stands for any slot."""
         for job in self._under_way():
             if job.operation is operation:
                 for index, (name, place) in enumerate(zip(job.keys, job.slots, strict=True)):
@@ -309,8 +309,6 @@ class Ledger:
 
 
 class WatchedRunner(InlineRunner):
-    """An inline runner that records its jobs and reports in a ledger."""
-
     def __init__(
         self,
         make_loop: Callable[[Callable[[Report], None]], TierLoop],
@@ -381,7 +379,7 @@ class WatchedRunner(InlineRunner):
         self.discard()
 
     def discard(self) -> None:
-        """End hung calls, because hung calls still use their buffers; then close the loop."""
+        """End hung calls, because they still use their buffers; then close the loop."""
         if self._event_loop.is_closed():
             return
         self._let_go()

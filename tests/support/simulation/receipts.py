@@ -1,4 +1,4 @@
-"""Checks the receipts of hints, the prefetches, and what ended requests have stored."""
+"""Checks receipts of hints, prefetches, and the chunks of ended requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.simulation.leases import LeaseRecord, Terms, within
 if TYPE_CHECKING:
     from support.simulation.world import World
 
-#: How the manager names the requests of its prefetches, and how long it keeps their chunks.
+#: The prefix of a prefetch's request id, and the duration of its leases.
 _PREFETCH = "kvtier prefetch "
 _PREFETCH_S = 60.0
 _WINDOW = 64
@@ -28,18 +28,18 @@ _WINDOW = 64
 class _Prefetch:
     request_id: str
     tenant: str
-    session: str | None  # whose chunks are loaded
+    session: str | None  # the session whose chunks are loaded
     owner: str
     keys: Sequence[OffloadKey]
     until_s: float
 
 
 class HintRecord:
-    """What was asked for and not answered yet."""
+    """The open prefetches, the leases, and the chunks of ended requests."""
 
     def __init__(self, world: World) -> None:
         self.leases = LeaseRecord(world)
-        # Chunks that ended requests store, as long as no other request has used them.
+        # Chunks that ended requests store, until another request uses them.
         self.withheld: set[OffloadKey] = set()
         self._manager = world.manager
         self._inside = world.inside
@@ -48,7 +48,7 @@ class HintRecord:
         self._note = world.journal.note
         self._breach = world.breach
         self._excuse = world.spills.excuse
-        # The same, until they leave the pool.
+        # Chunks that an ended request stored last, until they leave the pool.
         self._of_ended: set[OffloadKey] = set()
         self._groups = world.plan.groups
         self._longest_s = world.hints.longest_s
@@ -100,12 +100,12 @@ class HintRecord:
     ) -> Iterator[None]:
         here = list(self._inside.primary.by_key)
         if request.is_over:
-            # An aborted turn also ends its session, with the chunks of the turn before.
+            # An aborted turn also ends its session, so its previous turn's chunks are not needed.
             self._excuse([*keys, *self._sessions.get((request.tenant, request.session), ())])
         self.leases.begin()
         yield
         self.leases.used(keys)
-        # The turn for which chunks were prefetched is over.
+        # Release the prefetched chunks, because their turn is over.
         own = set(
             self.leases.of(request.tenant, f"{request.session or request.request_id} prefetch")
         )
@@ -273,7 +273,7 @@ class HintRecord:
             self._complain(f"{receipt}, of {wanted}")
 
     def _learn(self, prefetches: Sequence[_Prefetch]) -> None:
-        """Learn which chunks prefetches hold, if they may."""
+        """Record the leases that the manager has granted to ``prefetches``."""
         for key, (tenant, owner, until_s) in self._inside.leases().items():
             terms = Terms(tenant, owner, until_s, 0.0, DEFAULT_PRIORITY)
             old = self.leases.held.get(key)

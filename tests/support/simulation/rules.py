@@ -1,4 +1,4 @@
-"""The manager's rules, checked against records that are independent of the manager."""
+"""Checks the manager's tables against records that are independent of the manager."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ class _SlotUse:
 
 
 class Rules:
-    """Checks of the manager's tables against independent records.
-
-    The records come from the device, from the tiers and their ledgers, and from the policy.
-    """
-
     def __init__(self, world: World) -> None:
         self._manager = world.manager
         self._inside = world.inside
@@ -71,7 +66,6 @@ class Rules:
                 self._withdrawn[tier.index] += item.operation is Operation.STORE
 
     def check(self) -> None:
-        """Check the rules that hold after every step."""
         uses = self._uses()
         self._check_table()
         for slot, use in zip(self._inside.primary.slots, uses, strict=True):
@@ -87,7 +81,7 @@ class Rules:
         self._record.check()
 
     def check_idle(self) -> None:
-        """Check the rules that hold when the manager says that no work is pending."""
+        """Check the rules that hold when the manager reports that no work is pending."""
         inside = self._inside
         waiting = [item for tier in inside.tiers for item in inside.collected(tier)]
         jobs = [ledger.describe() for ledger in self._ledgers if ledger.pending]
@@ -95,7 +89,6 @@ class Rules:
             self._breach("pending work is told", f"none, says the manager: {waiting} {jobs}")
 
     def check_rest(self) -> None:
-        """Check the rules that hold when nothing is left to do."""
         inside = self._inside
         left = {
             "pins": inside.primary.pins,

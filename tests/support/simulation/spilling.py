@@ -22,7 +22,7 @@ class SpillRule:
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Choose the tiers to check; none with a compiled core, whose methods cannot be patched."""
+        """Choose the tiers to check, unless the core is compiled: its methods cannot be patched."""
         if IS_COMPILED:
             return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):
@@ -32,13 +32,13 @@ class SpillRule:
                 inside.watch_admission(tier, self._let_go[ledger.name].update)
 
     def arrived(self, key: OffloadKey) -> None:
-        """Note that a chunk is readable, so the tiers must get it before its eviction."""
+        """Require that the tiers get a newly readable chunk before its eviction."""
         for _, ledger in self._owed:
             ledger.settled.discard(key)
             self._let_go[ledger.name].discard(key)
 
     def excuse(self, keys: Iterable[OffloadKey]) -> None:
-        """Note that nobody needs chunks any more, so they may leave without a store."""
+        """Allow unneeded chunks to be evicted without a store."""
         keys = list(keys)
         for let_go in self._let_go.values():
             let_go.update(keys)

@@ -1,4 +1,4 @@
-"""A memory tier with faults, which reports each access to its buffers."""
+"""A memory tier with faults that a seed determines, which reports each access to its buffers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ _LEAVES_WHILE_LOADED = 0.1
 
 
 class SimulatedTier(MemoryTier):
-    """A memory tier with real bytes. A seed determines its delays, errors and damage."""
-
     config_model: ClassVar[type[MemoryTierConfig]] = SimulatedTierConfig
     config: Any
 
@@ -133,7 +131,5 @@ class SimulatedTier(MemoryTier):
 
 
 class PaddedSimulatedTier(SimulatedTier):
-    """A tier with buffers longer than a chunk, and at most three keys in a call."""
-
     alignment = 128
     max_batch_keys = 3

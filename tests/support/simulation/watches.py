@@ -10,8 +10,6 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 
 
 class WatchedMemory:
-    """A wrapper of the pool for a runner, which records the slot of each view."""
-
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
         # Keep each view alive, because ``slot_of`` finds a view's slot by the view's id.
@@ -42,8 +40,6 @@ class WatchedMemory:
 
 
 class WatchedPolicy(EvictionPolicy):
-    """A wrapper of an eviction policy that checks the policy's choices and the manager's calls."""
-
     def __init__(
         self,
         policy: EvictionPolicy,

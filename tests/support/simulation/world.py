@@ -1,4 +1,4 @@
-"""One simulation, from its set-up to its end."""
+"""One simulation: a manager, its tiers and an engine, from set-up to end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CALM_STEP_S = 0.02
 #: The longest stall of a tier's loop, below the 1 s after which the manager ends overdue jobs.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
-#: The longest duration of a function in a thread.
+#: The longest simulated duration of a function in a thread.
 _LONGEST_CALL_S = 0.002
 #: The duration of a lull, a pause of the engine after a step.
 _LULL_S = 1.0
@@ -72,8 +72,6 @@ def simulate(seed: int, *, echo: Callable[[str], None] | None = None) -> Simulat
 
 
 class World:
-    """A manager, its tiers and an engine, with the checks of one simulation."""
-
     def __init__(self, seed: int, echo: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self._first_breach: Breach | None = None
@@ -116,9 +114,7 @@ class World:
         # In some simulations an operator drains and resumes tiers.
         self._operator = random.Random(f"operator {seed}")
         self._moves_rate = self._operator.choice([0.0, 0.0, 0.05])
-        # Some tiers get compressed chunks.
         self._compressor = random.Random(f"compress {seed}")
-        # The step until which each tier's loop is stalled.
         self._stalled_until: list[int] = []
         self.tiers: list[SimulatedTier] = []
         self.loops: list[TierLoop] = []
@@ -134,7 +130,7 @@ class World:
 
     def _compress(self) -> str:
         chosen = self._compressor.choice(["always", "never"])
-        # In few worlds, so that the seeds that are known to find a deliberate bug still do.
+        # Draw "auto" rarely, so that seeds known to find a bug still find it.
         return "auto" if chosen == "always" and self.seed % 8 == 7 else chosen
 
     def breach(self, rule: str, message: str) -> None:
@@ -149,7 +145,7 @@ class World:
         return function(*arguments)
 
     def note_error(self, message: str) -> None:
-        """Treat a logged error as a breach, because a tier's faults must only cause warnings."""
+        """Treat a logged error as a breach, because a tier's faults may cause only warnings."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:

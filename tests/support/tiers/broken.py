@@ -34,10 +34,8 @@ _LIMIT_S = 0.5
 
 
 class BrokenTier(ShelfTier):
-    """A tier with one fault, which exactly one check of the kit rejects."""
-
     fails: ClassVar[str]
-    # What the check's error says besides the rule.
+    # Text of the check's error, besides the rule.
     message: ClassVar[str] = ""
     # Arguments for :class:`kvtier_sdk.testing.TierSubject`.
     settings: ClassVar[dict[str, Any]] = {}
@@ -200,7 +198,7 @@ class TakesShortForWhole(BrokenTier, fails="check_another_length_is_corrupt"):
 
 
 class ForgetsToReportLengths(BrokenTier, fails="check_objects_of_any_length"):
-    """Checks an object's length, and does not report it."""
+    """Checks an object's length, but does not report it."""
 
     message = "the tier must call transfer.received(object_bytes)"
 
@@ -214,7 +212,7 @@ class ForgetsToReportLengths(BrokenTier, fails="check_objects_of_any_length"):
 
 
 class LeavesTheOldEnd(BrokenTier, fails="check_objects_of_any_length"):
-    """Overwrites an object in place, and leaves the end of a longer one behind it."""
+    """Overwrites an object in place, so that the end of a longer old object remains."""
 
     message = "followed by the end of the longer one that it replaced"
 

@@ -64,7 +64,7 @@ class Shelf:
 
     objects: MutableMapping[ShelfName, bytes] = field(default_factory=dict)
     keys: dict[ShelfName, OffloadKey] = field(default_factory=dict)
-    lengths: dict[ShelfName, int] = field(default_factory=dict)  # of the objects as stored
+    lengths: dict[ShelfName, int] = field(default_factory=dict)  # the lengths of intact objects
     connected: bool = True
     hangs: bool = False  # true makes calls hang
     torn: set[ShelfName] = field(default_factory=set)

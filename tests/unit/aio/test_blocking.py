@@ -56,8 +56,8 @@ async def test_an_exception_is_raised_here_and_ends_no_thread(error: BaseExcepti
 
 
 def test_even_a_stop_iteration_comes_back() -> None:
-    # A future cannot carry StopIteration. Run the call in a new process, because a failure of this
-    # test would be a coroutine that waits for ever and cannot be cancelled.
+    # A future cannot carry StopIteration. Run the call in a new process, because a coroutine that
+    # fails this test waits for ever and cannot be cancelled.
     code = """
 import asyncio
 import contextlib
@@ -148,7 +148,7 @@ async def test_a_call_may_return_just_before_its_cancellation_arrives(
     task = asyncio.create_task(run_blocking(work))
     await until(started)
     monkeypatch.setattr(loop, "call_soon_threadsafe", call_soon_and_note)
-    # The loop cancels the task, then learns that the call has returned, then resumes the task.
+    # In this order, the loop cancels the task, receives the call's result, and resumes the task.
     loop.call_soon(task.cancel)
     released.set()
     assert reported.wait(PATIENCE_S)
@@ -197,7 +197,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # A call starts a new thread if the previous call's thread does not count as idle yet.
+    # A call starts a new thread if the thread of the previous call is not idle yet.
     assert len(threads) < 25
 
 

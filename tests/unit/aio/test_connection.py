@@ -1,5 +1,3 @@
-"""A connection fills the given buffers, and is left usable or closed after each call."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The pool keeps to its limit, lends connections in turn, and closes unusable connections."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Closing waits for the calls in flight, and refuses later calls."""
-
 from __future__ import annotations
 
 import asyncio

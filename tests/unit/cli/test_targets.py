@@ -1,5 +1,3 @@
-"""A target on a command line is a URL, a configuration file, vLLM's JSON, or one tier of a file."""
-
 from __future__ import annotations
 
 from pathlib import Path

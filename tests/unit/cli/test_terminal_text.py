@@ -1,5 +1,3 @@
-"""Control characters in foreign text do not reach the terminal."""
-
 from __future__ import annotations
 
 import itertools

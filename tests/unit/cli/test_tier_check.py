@@ -1,5 +1,3 @@
-"""``check_tiers`` tries the steps of each tier, and reports the step that fails."""
-
 from __future__ import annotations
 
 import logging
@@ -243,5 +241,5 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
 
     # Waiting for the load or for the close would take an hour.
     with pytest.raises(KeyboardInterrupt):
-        # The tier can log after this test. A unique name keeps these lines out of other tests.
+        # The tier can log after this test, so a unique name keeps those lines out of other tests.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)

@@ -1,5 +1,3 @@
-"""``kvtier top`` says what hits have saved, and how much smaller a tier's chunks are."""
-
 from __future__ import annotations
 
 from pathlib import Path

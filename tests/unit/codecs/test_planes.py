@@ -1,5 +1,3 @@
-"""Coded payloads come back bit for bit or rounded, as the format says, or are refused."""
-
 from __future__ import annotations
 
 import os
@@ -18,12 +16,12 @@ from kvtier_sdk import ChunkError, ConfigError, CorruptChunkError
 from kvtier_sdk.codecs import planes
 from kvtier_sdk.codecs.planes import Float8, Planes
 
-#: For each exact coder's type the bits of sign and mantissa.
+#: The number of sign and mantissa bits, for each type with an exact coder.
 REST_BITS = {"bfloat16": 8, "float16": 11, "float8_e4m3fn": 4, "float8_e5m2": 3}
 DTYPES = list(REST_BITS)
 ROUNDED = ["bfloat16 in fp8", "float16 in fp8"]
-#: For each rounding coder's type the bits of the mantissa, and the least and the most power of two
-#: by which a unit is divided.
+#: For each rounding coder: the number of mantissa bits, and the lowest and the highest exponent of
+#: the power of two that divides a unit.
 SCALES = {"bfloat16 in fp8": (7, -116, 119), "float16 in fp8": (10, -15, 7)}
 BLOCK, UNIT = 16384, 128
 SOURCE = Path(planes.__file__).with_name("_planes.c")
@@ -32,7 +30,7 @@ in_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> ModuleType:
-    # Compile anew for a sanitizer, whose flags are in the environment.
+    # A sanitizer needs a new build with its flags, which are in the environment.
     if planes.coder is not None and "CFLAGS" not in os.environ:
         return planes.coder
     found = compile_extension(SOURCE, tmp_path_factory.mktemp("compiled"))
@@ -49,13 +47,13 @@ def coder(compiled, monkeypatch) -> ModuleType:
 
 @pytest.fixture
 def reference(compiled, monkeypatch) -> None:
-    """Code with the compiled coder, and decode with the reference."""
+    """Encode with the compiled coder, and decode with the reference."""
     both = SimpleNamespace(encode=compiled.encode, decode=reference_planes.decode)
     monkeypatch.setattr(planes, "coder", both)
 
 
 def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
-    """Normally distributed floats, which can be coded well."""
+    """Return normally distributed floats, which compress well."""
     dtype = dtype.removesuffix(" in fp8")
     floats = np.random.default_rng(seed).standard_normal(elements).astype("<f4")
     if dtype == "bfloat16":
@@ -65,7 +63,7 @@ def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
         return half.tobytes()
     if dtype == "float8_e5m2":
         return (half >> 8).astype(np.uint8).tobytes()
-    # Without the exponent's highest bit, which is 0 for numbers below 2.
+    # Drop the exponent's highest bit, which is 0 for numbers below 2.
     return (half >> 8 & 128 | half >> 7 & 127).astype(np.uint8).tobytes()
 
 
@@ -89,7 +87,7 @@ def expected(dtype: str, payload: bytes) -> bytes:
         numbers = floats(bits, elements & 0x7FFF)
         if not np.isfinite(numbers).all():
             continue
-        # 464, halfway between 448 and 480, still becomes 448.
+        # 464, halfway between 448 and 480, still rounds to 448.
         numbers = numbers.astype(float)
         largest = np.maximum(numbers.max(axis=1, keepdims=True), 2.0**-200)
         powers = 2.0 ** np.ceil(np.log2(largest / 464)).clip(least, most)
@@ -171,7 +169,7 @@ def test_the_format_is_as_described(reference, dtype):
     assert decode(dtype, stored, len(payload)) == expected(dtype, bytes(payload))
 
 
-# NaNs with payloads, infinities, denormals and both zeros are among the patterns.
+# The patterns include NaNs with payloads, infinities, denormals and both zeros.
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_pattern_comes_back(dtype):
     size = 2 if dtype in ("bfloat16", "float16") else 1
@@ -179,14 +177,14 @@ def test_every_pattern_comes_back(dtype):
     patterns = np.random.default_rng(2).permutation(2 ** (8 * size)).astype(f"<u{size}")
     mixed = np.frombuffer(common, patterns.dtype).copy()
     mixed[: 20 * len(patterns) : 20] = patterns
-    # Alone in their blocks, the patterns gain nothing; among others, they are rare.
+    # Coding does not shorten a block of patterns alone. In the mixed payload, patterns are rare.
     for payload in (common + patterns.tobytes(), mixed.tobytes()):
         stored = encode(dtype, payload)
         assert stored
         assert decode(dtype, stored, len(payload)) == payload
 
 
-# A block with a NaN or an infinity comes back as it was.
+# A block with a NaN or an infinity is not rounded.
 @pytest.mark.parametrize("dtype", ROUNDED)
 def test_every_pattern_is_rounded(dtype):
     patterns = np.arange(2**16, dtype="<u2")
@@ -265,7 +263,7 @@ def test_another_length_is_refused(dtype):
 def test_damaged_bytes_are_refused_or_decoded_alike(compiled, dtype, data):
     payload = normal(dtype, BLOCK + 256) + b"end"
     stored = bytearray(encode(dtype, payload))
-    # Most bytes are rests, which may have any value. So aim at a head and at the table too.
+    # Most bytes hold signs and mantissas, which may have any value, so damage heads and tables.
     head, end = BLOCK * REST_BITS.get(dtype, 0) // 8, len(stored) - 1
     places = st.integers(0, end) | st.integers(head, head + 40) | st.integers(end - 40, end)
     for at, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=8)):
@@ -287,7 +285,7 @@ def test_without_the_compiled_coder(monkeypatch):
     monkeypatch.setattr(planes, "coder", None)
     with pytest.raises(ConfigError, match="'compress' cannot be used: .* lacks the compiled coder"):
         Planes("bfloat16")
-    # It is no CorruptChunkError, which would delete another engine's chunk.
+    # A CorruptChunkError would delete another engine's chunk.
     with pytest.raises(ChunkError, match="lacks the compiled coder; install") as refused:
         decode("bfloat16", stored, 2 * BLOCK)
     assert not isinstance(refused.value, CorruptChunkError)

@@ -1,5 +1,3 @@
-"""A dict and files in TOML, JSON and YAML give one configuration, which can be written as JSON."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Tiers with conflicting locations are rejected; all others are accepted."""
-
 from __future__ import annotations
 
 from pathlib import Path

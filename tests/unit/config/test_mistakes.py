@@ -1,5 +1,3 @@
-"""Each mistake in a configuration is reported with the path of its option."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The page of options lists every option with its type and default."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""An engine's own memory serves as slots, and a tier's process can map that memory."""
-
 from __future__ import annotations
 
 import mmap

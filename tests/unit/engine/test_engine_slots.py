@@ -23,7 +23,7 @@ def descriptor_of(view: memoryview) -> int | None:
 
 @pytest.fixture
 def file() -> Iterator[int]:
-    """An unnamed file of shared memory, longer than its mapping."""
+    """Yield the descriptor of an unnamed file of shared memory, longer than its mapping."""
     fd = os.memfd_create("engine")
     os.ftruncate(fd, (SLOTS + 1) * ROW_BYTES)
     yield fd

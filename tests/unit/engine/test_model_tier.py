@@ -1,5 +1,3 @@
-"""A model's thread gives the engine's tasks to the tier."""
-
 from __future__ import annotations
 
 import queue

@@ -1,5 +1,3 @@
-"""Hints that clients send are read, or refused with advice; nothing that they send is an error."""
-
 from __future__ import annotations
 
 import math

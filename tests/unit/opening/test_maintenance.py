@@ -1,5 +1,3 @@
-"""A tier that a tool opens raises an error if an answer is malformed or comes too late."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""An error message suggests a similar name, and lists what is known."""
-
 from __future__ import annotations
 
 from kvtier_sdk.options.place import nearest

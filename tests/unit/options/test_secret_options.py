@@ -1,5 +1,3 @@
-"""An option's secret can come from a file or an environment variable."""
-
 from __future__ import annotations
 
 import os

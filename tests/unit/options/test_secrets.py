@@ -1,5 +1,3 @@
-"""Secrets are masked in texts, in exceptions and in their causes."""
-
 from __future__ import annotations
 
 import traceback

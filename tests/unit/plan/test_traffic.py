@@ -1,5 +1,3 @@
-"""Flows of chunks are those of replays, and forecasts are what follows."""
-
 from __future__ import annotations
 
 import pytest
@@ -23,8 +21,8 @@ def test_a_flow_is_that_of_a_replay(policy: str, tier_chunks: int) -> None:
     options = {"slots": 200, "chunk_bytes": CHUNK_BYTES, "policy": policy, "tiers": [tier]}
     host, memory = replay(played, TieringConfig.from_dict(options)).tiers
     flow = PolicyTraffic(Traffic(played), policy).flow(200, tier_chunks, Window())
-    # They differ a little, because a tier stores and evicts the start of a prefix first. In a
-    # replay, requests are under way together, which a policy that learns from time notices.
+    # A replay differs a little: its tier stores and evicts the start of a prefix first, and its
+    # requests overlap, which changes what a policy learns from their times.
     near = {"lru": 0.002, "returns": 0.004}[policy] * flow.asked
     assert flow.asked == sum(len(request.keys) for request in played)
     assert flow.pool_hits == pytest.approx(host.hit_chunks, abs=near)
@@ -63,7 +61,7 @@ def test_without_a_tier_nothing_is_stored() -> None:
 
 
 def returning(after_s: int, until_s: int) -> Traffic:
-    """Make traffic in which each chunk returns once; it began before the trace."""
+    """Return traffic: each second, a new chunk and the chunk from ``after_s`` seconds earlier."""
     numbers = [(at_s, number) for at_s in range(until_s) for number in (at_s, at_s - after_s)]
     return Traffic(
         [
@@ -78,7 +76,7 @@ def returning(after_s: int, until_s: int) -> Traffic:
 
 
 def test_a_forecast_counts_returns_that_the_window_is_almost_too_short_for() -> None:
-    # A fifth of the first window's time shows returns, and all of the second's.
+    # The first window sees its own chunks again only in its last fifth.
     both = returning(after_s=80, until_s=200)
     size = 10_000
     forecast = both.flow("lru", size, 0, Window(0, 100, is_forecast=True))

@@ -225,6 +225,6 @@ def hot_prompts_between_scans() -> Iterator[int]:
 def test_a_scan_hurts_lru_but_not_arc() -> None:
     rates = {name: hit_rate(name, 100, hot_prompts_between_scans()) for name in ("arc", "lru")}
     best = 199 * 40 / (200 * 80 + 50 * 150)
-    # ARC misses hot chunks once, some more often while it adapts. LRU misses all after each scan.
+    # ARC misses most hot chunks only once. LRU misses all hot chunks after each scan.
     assert rates["arc"] > 0.95 * best
     assert rates["lru"] < 0.80 * best

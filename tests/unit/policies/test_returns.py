@@ -1,5 +1,3 @@
-"""The policy 'returns' learns when chunks return, and hits at least as often as LRU and ARC."""
-
 from __future__ import annotations
 
 import random
@@ -41,7 +39,7 @@ def test_it_hits_no_less_than_lru_and_arc(name: str, slots: int) -> None:
 
 
 def sessions(count: int, seed: int) -> list[ReplayRequest]:
-    """Return sessions of six turns; after half of all turns nothing follows."""
+    """Return the turns of sessions; half of all turns are the last turn of their session."""
     rng = random.Random(seed)
     turns = []
     for session in range(count):
@@ -117,7 +115,7 @@ def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> Non
     for number, (name, at_s) in enumerate(sorted(turns, key=itemgetter(1))):
         policy.now_s = at_s
         turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
-    # The fast one has just begun to wait. Without its pace it would leave first.
+    # Without its pace, the fast conversation would be evicted, because it has waited least.
     assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
 
 
@@ -128,7 +126,7 @@ def test_rates_of_which_little_is_known_follow_their_base() -> None:
     known.note(10, 50.0, 100.0)
     base.renew()
     known.renew()
-    # The base has what its parts have.
+    # The base also counts the note of ``known``; otherwise its rate would be 0.
     assert 0.03 < base.worths[10] < known.worths[10] / 3
     assert _Rates(base).worths == pytest.approx(base.worths)
 
@@ -180,7 +178,7 @@ def test_loaded_chunks_may_arrive_in_any_order_and_in_parts(parts: list[str]) ->
     policy.on_access([b"a", b"b", b"c", b"d"], request)
     policy.on_request_finished(request, None)
     assert policy.choose_victims(4, lambda key: True) == [b"d", b"c", b"b", b"a"]
-    # Chunk e was left behind, and nothing else.
+    # Only chunk e was left behind.
     assert [kind.label for kind in policy._kinds.values()] == ["", "left behind", ""]
 
 

@@ -1,5 +1,3 @@
-"""Views of the host pool share its memory; closing the pool logs if views are in use."""
-
 from __future__ import annotations
 
 import weakref

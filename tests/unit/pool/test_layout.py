@@ -1,5 +1,3 @@
-"""The parts of a slot are adjacent, and the header of a pool's file holds the layout."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""A host pool's memory is prefaulted; a pool that exceeds a limit of memory is refused."""
-
 from __future__ import annotations
 
 import logging
@@ -21,7 +19,7 @@ LAYOUT = PoolLayout(8, MIB, workers=2)
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each page of 4 KiB fault alone, so that faults can be counted."""
+    """Ask for no huge pages, so that the tests can count a fault for each page of 4 KiB."""
     monkeypatch.setattr(memory, "ask_for_huge_pages", lambda mapping: None)
 
 

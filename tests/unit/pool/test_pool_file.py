@@ -17,7 +17,7 @@ LAYOUT = PoolLayout(2, 100)
 
 @pytest.fixture
 def pool(shm_directory: Path) -> Iterator[HostPool]:
-    """A pool whose file still has its name, because no worker has joined yet."""
+    """Yield a pool whose file still has its name, because no worker has joined yet."""
     pool = HostPool.join("one", LAYOUT, directory=str(shm_directory))
     yield pool
     pool.close()

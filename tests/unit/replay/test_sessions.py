@@ -1,5 +1,3 @@
-"""A replay of a trace that names sessions reports their hits, and the time that hits saved."""
-
 from __future__ import annotations
 
 import gzip
@@ -13,7 +11,7 @@ from kvtier_sdk.cli.replay import ReplayRequest, SessionHits, SessionTurns
 from kvtier_sdk.cli.replay.sessions import percentile, session_hits
 from kvtier_sdk.types import make_offload_key
 
-#: Three requests of one session with one of another in between. All chunks fit the pool.
+#: Three requests of one session, and one request of another. All chunks fit into the pool.
 LINES = [
     {"timestamp": 1000, "hash_ids": [1, 2], "session": 7, "stop": "tool_use"},
     {"timestamp": 2000, "hash_ids": [5], "session": 8, "stop": "end_turn"},
@@ -32,13 +30,13 @@ def test_hits_are_grouped_by_session_and_by_what_a_turn_follows() -> None:
         (request("a", "12", 0, "tool_use"), 0),
         (request("b", "5", 1, "end_turn"), 0),
         (request("a", "123", 4, "end_turn"), 2),
-        # The session's previous request had chunk 2, which is not found.
+        # Chunk 2 was in the session's previous request, but is not found this time.
         (request("a", "1234", 64, None), 1),
-        # Shares no chunk with the session's previous request, so it loses none.
+        # This request shares no chunk with its session's previous request, so it loses no chunk.
         (request("b", "67", 101, None), 0),
         (request(None, "9", 102, "tool_use"), 0),
         (request("c", "", 103, None), 0),
-        # Everything is found, so nothing is lost, although the previous request was longer.
+        # All chunks are found, so the session loses no chunk, although its last prompt was longer.
         (request("a", "12", 104, None), 2),
     ]
     assert session_hits(*zip(*played, strict=True)) == SessionHits(
@@ -141,7 +139,7 @@ def test_hits_save_their_part_of_each_prompts_tokens(tmp_path: Path) -> None:
     assert kvtier_json("replay", *words)["saved_tokens"] == [1000]
     done = kvtier("replay", *words, "--report", page)
     rows = [line.split() for line in done.stdout.splitlines()]
-    # Of five hits, two are of a prompt with a known length.
+    # Only two of the five hits are in prompts with a known length.
     assert ["host", "1,000", "20", "KiB"] in rows
     assert ["tier", "tokens", "not", "computed", "moved"] in rows
     assert '<th scope="row">host</th><td>1,000</td><td>20 KiB</td>' in page.read_text()

@@ -1,5 +1,3 @@
-"""Traces of agents are read, compressed or not, and their times can be told."""
-
 from __future__ import annotations
 
 import gzip
@@ -14,7 +12,7 @@ from kvtier_sdk.cli.replay import read_trace
 from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.errors import ReplayError
 
-#: Two turns of one session, with one of another in between; the second has no further turn.
+#: Two turns of session 7, and between them the last turn of session 8.
 LINES = [
     {"timestamp": 1000, "hash_ids": [1, 2], "session": 7, "stop": "tool_use", "think_s": 4},
     {"timestamp": 2000, "hash_ids": [5], "session": 8, "stop": "end_turn", "last": True},

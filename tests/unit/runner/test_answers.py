@@ -1,4 +1,4 @@
-"""The SDK uses a tier's answer only if it is valid, and otherwise logs what the tier returned."""
+"""The SDK uses a tier's answer only if the answer is valid, and otherwise logs the answer."""
 
 from __future__ import annotations
 

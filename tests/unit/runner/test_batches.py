@@ -1,4 +1,4 @@
-"""Each call of a tier names distinct keys, and no more than ``max_batch_keys``."""
+"""Each call to a tier has distinct keys, and no more than ``max_batch_keys``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_key_gets_its_answer_and_its_bytes_however_often_it_is_named(
     max_batch_keys: int | None,
     concurrency: int,
 ) -> None:
-    # A call with a repeated key or too many keys makes the rig fail when it is closed.
+    # When the test ends, the rig fails if a call had a repeated key or too many keys.
     rig = Rig(declares={"max_batch_keys": max_batch_keys}, concurrency=concurrency)
     store = rig.job(STORE, names=stored)
     for key, slot in zip(stored, store.slots, strict=True):

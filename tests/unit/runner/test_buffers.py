@@ -1,5 +1,3 @@
-"""Buffers lent to a tier do not overlap, and too large a region is refused."""
-
 from __future__ import annotations
 
 import pytest

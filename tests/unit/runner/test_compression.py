@@ -1,5 +1,3 @@
-"""With ``compress``, a tier's loop stores chunks in fewer bytes, and every loop reads them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -83,7 +81,7 @@ async def make() -> AsyncIterator[Make]:
 
 
 def numbers(seed: int = 0) -> bytes:
-    """Return bfloat16 numbers, normally distributed."""
+    """Return normally distributed bfloat16 numbers."""
     floats = np.random.default_rng(seed).normal(size=CHUNK_BYTES // 2).astype(np.float32)
     return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
@@ -184,7 +182,7 @@ async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:
         flipped = whole.copy()
         flipped[at] ^= 0x10
         damaged.append(flipped)
-    # Once plain and once compressed, the header of one state does not fit the other's payload.
+    # An object as long as a plain chunk must not have a compressed chunk's header.
     damaged.append(np.append(whole, np.zeros(engine_bytes(engine) - len(whole), np.uint8)))
     for stored in damaged:
         engine.objects[KEY] = stored

@@ -1,4 +1,4 @@
-"""The gate opens where the time that a shorter chunk saves exceeds the time to expand it."""
+"""The gate opens if a shorter chunk saves more time on the link than its expansion takes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kvtier_sdk.testing.virtual_clock import VirtualClock
 CHUNK_BYTES = 65_536
 LOAD, STORE = Operation.LOAD, Operation.STORE
 EXPAND_S = 0.001
-#: The time per byte at which compressing KV by 1.49 saves as much as expanding costs.
+#: The time per byte at which compressing KV by a factor of 1.49 neither gains nor loses time.
 EVEN_S = EXPAND_S / CHUNK_BYTES / (1 - 1 / 1.49)
 
 
 class Coder(Planes):
-    """The coder, with a decoder that takes the same virtual time for every chunk."""
+    """A coder that needs the same virtual time to decode every chunk."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__("bfloat16")
@@ -36,7 +36,7 @@ class Coder(Planes):
 
 
 class Link:
-    """A tier that takes a time per call, and a time per byte that concurrent calls share."""
+    """A tier with a latency for each call, and a bandwidth that concurrent calls share."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -62,7 +62,7 @@ class Bench:
         self.loop = self.clock.new_event_loop()
 
     def run(self, operation: Operation, *chunks: float, at_once: int = 1) -> None:
-        """Call the tier with batches of these numbers of chunks."""
+        """For each number of chunks, transfer ``at_once`` batches of that size at the same time."""
         self.link.calls_at_once = at_once
 
         async def call() -> None:
@@ -89,13 +89,13 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def kv() -> bytes:
-    """Return bfloat16 numbers, normally distributed: their exponents are like those of KV."""
+    """Return normally distributed bfloat16 numbers, with exponents as in a KV cache."""
     floats = np.random.default_rng(0).normal(size=CHUNK_BYTES // 2).astype(np.float32)
     return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def batch_of(count: float) -> list[Transfer]:
-    """Return this number of chunks, the last of which may be compressed."""
+    """Return ``count`` chunks; a fraction of a chunk at the end stands for a compressed chunk."""
     payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
     starts = range(0, len(payload), CHUNK_BYTES)
     parts = [payload[start : start + CHUNK_BYTES] for start in starts]

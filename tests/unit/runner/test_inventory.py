@@ -1,5 +1,3 @@
-"""A tier's list of its store: what is told at once, with a scan, and after a crash."""
-
 from __future__ import annotations
 
 import asyncio
@@ -104,7 +102,7 @@ def test_segments_of_chunks_that_are_lost_and_stored_again_do_not_add_up() -> No
                     each.scan_twice()
                 engine.restart(in_time=True)
                 engine.scan_twice()
-        # One has the note of the first chunk, one those of the last store.
+        # One segment has the first chunk's note, and another has the notes of the last store.
         assert len(stored_keys(segments=True)) <= 2
         assert known(engines[0]) == known(engines[1]) == set(KEYS)
 
@@ -122,7 +120,7 @@ def test_a_purge_takes_the_notes_too() -> None:
 def watch_segments(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
 ) -> Counter[tuple[int, OffloadKey]]:
-    """Count how often each tier loads each segment, with an ``error`` if there is one."""
+    """Return live counts of each tier's loads of each segment. An ``error`` fails these loads."""
     loads: Counter[tuple[int, OffloadKey]] = Counter()
     load = SharedTier.load
 

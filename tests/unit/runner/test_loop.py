@@ -1,5 +1,3 @@
-"""Every job gets exactly one result, whatever the tier does and whatever disturbs the loop."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Failures that open a breaker, and the calls that an open breaker refuses."""
-
 from __future__ import annotations
 
 import pytest
@@ -84,7 +82,7 @@ def test_a_deadline_that_the_queue_used_up_says_nothing_of_the_tier(make: Make) 
     rig = make(concurrency=1, breaker_failures=1)
     rig.tier.always["load"] = Act(after_s=2.0)
     for _ in range(4):
-        # The first load ends in time, the second begins with 0.5 s left, the others never begin.
+        # The first load ends in time. The second begins with 0.5 s left. The others never begin.
         rig.ask(LOAD, within_s=2.5)
     rig.run_for(2.6)
     verdicts = [rig.account.verdicts(job_id) for job_id in range(4)]

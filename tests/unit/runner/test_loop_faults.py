@@ -1,5 +1,3 @@
-"""After a failed load the next store replaces the chunk, and one bad chunk opens no breaker."""
-
 from __future__ import annotations
 
 import weakref

@@ -1,5 +1,3 @@
-"""A job's verdicts, retries, deadline and end, and the tier's own counters and gauges."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -60,7 +58,7 @@ def test_retries_are_counted(make: Make) -> None:
 def test_the_bytes_of_a_chunk_count_once_and_only_if_it_succeeds(make: Make) -> None:
     rig = make(Act("mixed"))
     verdicts = rig.do(STORE, keys=len(ERRORS) + 2)
-    # The first and the last chunk succeed at once, and three at the second call.
+    # The first and the last chunk succeed at the first call, and three chunks at the second.
     assert verdicts.count("ok") == 5
     (result,) = rig.account.results.values()
     assert result.moved_bytes == 5 * CHUNK_BYTES

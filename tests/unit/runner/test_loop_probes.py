@@ -64,7 +64,7 @@ def test_a_write_probe_leaves_nothing_behind_and_nobody_hears_of_it(make: Make) 
 def test_a_slow_first_answer_closes_it_if_the_next_is_in_time(make: Make) -> None:
     rig = refusing(make, "lookup")
     rig.tier.always.clear()
-    # A tier that has to reconnect can give its first answer after a lookup's deadline.
+    # The first answer of a tier that must reconnect may come after a lookup's deadline.
     rig.tier.script = iter([Act(after_s=0.5)])
     rig.run_for(1.6)
     assert [name for name, _ in rig.tier.probes] == ["lookup", "lookup", "load"]

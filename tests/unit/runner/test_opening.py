@@ -1,5 +1,3 @@
-"""In each runner a tier opens in time, fails to open, or opens after its deadline."""
-
 from __future__ import annotations
 
 import logging
@@ -177,5 +175,5 @@ def test_the_log_says_that_an_opening_goes_on(
         rig.client.open()
     lines = [r.getMessage() for r in caplog.records if "still opening" in r.getMessage()]
     told = [f"held: still opening after {waited} s" for waited in ("0.05", "0.1", "0.2", "0.4")]
-    # A busy machine can leave out some.
+    # On a busy machine, some of these lines may be missing.
     assert lines == [line for line in told if line in lines] != []

@@ -1,5 +1,3 @@
-"""With a codec, a tier's loop encrypts stored chunks, and refuses damaged or moved ones."""
-
 from __future__ import annotations
 
 import asyncio
@@ -34,7 +32,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """A tier whose chunks are shared by all loops of a test."""
+    """A tier whose chunks all loops of a test share."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]

@@ -1,5 +1,3 @@
-"""A tier's secrets appear in no output, and are read again when the store rejects them."""
-
 from __future__ import annotations
 
 import logging

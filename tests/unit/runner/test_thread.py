@@ -1,5 +1,3 @@
-"""A burst of jobs wakes the runner's loop once, and a burst of reports notifies the engine once."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The conformance kit cites the contract and its page, and needs pytest only where it must."""
-
 from __future__ import annotations
 
 import inspect

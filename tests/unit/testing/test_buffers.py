@@ -1,5 +1,3 @@
-"""The conformance kit can lend memory while the garbage collector frees lent memory."""
-
 from __future__ import annotations
 
 import gc

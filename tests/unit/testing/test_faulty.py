@@ -1,5 +1,3 @@
-"""A tier with a plan of faults fails when the plan says so, and in the planned way."""
-
 from __future__ import annotations
 
 import contextlib
@@ -34,7 +32,7 @@ OK = ["ok"] * 4
 
 
 class Strict(MemoryTier):
-    """A tier that refuses objects of a length that no tier must hold."""
+    """A tier that fails if it receives a shorter object than ``fixed_length`` allows."""
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         least = self.context.payload_bytes if self.fixed_length else 1

@@ -63,7 +63,7 @@ class Rig:
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """Yield chunks: with probability 1/3 a popular one, otherwise a new one that never returns."""
+    """Yield chunks: a popular chunk with probability 1/3, else a new chunk that never returns."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -230,7 +230,7 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(
 
 @pytest.fixture
 def full() -> Rig:
-    """A full tier of 50 chunks that admits only chunks seen before."""
+    """Return a rig whose tier is full with 50 chunks, and admits only chunks seen before."""
     rig = Rig(50)
     rig.play(popular_and_passing(3000, popular=100))
     assert rig.admission.is_selective
@@ -245,7 +245,7 @@ def full() -> Rig:
         [Usage(40, 40, 50), TAKEN],
         [Usage(50, 50, None), TAKEN],
         [None, TAKEN],
-        # The disk was full before the tier was, so the tier has room only once the disk has.
+        # The disk filled up before the tier reached its capacity, so only the disk's room counts.
         *[
             [Usage(50, 50, capacity, 10), EVICTS, REFUSED, Usage(49, 49, capacity, free), end]
             for capacity in (200, None)

@@ -1,5 +1,3 @@
-"""Pins, retained ranges, prefetches and ends of sessions, each within its budget."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +24,7 @@ def turn(
     ends: bool = False,
     **hints: Any,
 ) -> list[Receipt]:
-    """Run a request with hints, which stores chunks of 16 tokens; return the receipts."""
+    """Store chunks of 16 tokens in a request with hints; return the receipts."""
     request = read_request(name, {"kvtier": hints})
     engine.manager.on_new_request(request)
     for key in keys:
@@ -185,7 +183,7 @@ def test_what_a_last_turn_uses_again_goes_to_no_tier(make: Make) -> None:
     last = read_request("last", {"kvtier": {"end": True}})
     engine.manager.on_new_request(last)
     engine.store(last, *KEYS[:2])
-    # After a preemption it finds its first chunk, and computes the second again.
+    # After a preemption, the request finds its first chunk and recomputes the second.
     assert engine.settle(last, KEYS[0]) == ["HIT"]
     engine.load(last, KEYS[0])
     engine.store(last, KEYS[1])
@@ -210,7 +208,7 @@ def test_what_a_last_turn_stores_goes_to_the_tier_that_another_request_asks_for(
 
 
 def left_pool(make: Make, **hints: Any) -> Engine:
-    """Return an engine with a session's chunks in the tier, and not in the pool."""
+    """Return an engine with a session's chunks in the tier but not in the pool."""
     engine = make(slots=32, manager={"hint_share": 0.5})
     turn(engine, "r", KEYS[:6], session="s", **hints)
     flood(engine)
@@ -227,7 +225,7 @@ def test_a_prefetch_brings_the_chunks_back_before_the_turn(make: Make) -> None:
     assert all(present(engine, *KEYS[:6]))
     (receipt,) = engine.manager.take_receipts()
     assert (receipt.verb, receipt.outcome, receipt.chunks) == (Verb.PREFETCH, Outcome.ACCEPTED, 6)
-    # They stay until the turn.
+    # Prefetched chunks stay in the pool until the turn.
     flood(engine)
     assert engine.look(A, *KEYS[:6]) == ["HIT"] * 6
     assert not engine.manager.stats[0].misses, "nobody has missed anything"

@@ -1,5 +1,3 @@
-"""The manager keeps answering its callers while tiers fail in the background."""
-
 from __future__ import annotations
 
 import asyncio
@@ -163,7 +161,7 @@ def test_a_tier_whose_stores_hang_is_slow_within_seconds_and_gets_no_more(
     engine.store(A, KEYS[40])
     engine.steps(1.9)
     assert slowness(engine) == 0
-    # The engine makes no step; a scrape still notices that the tier is slow.
+    # Without a step of the engine, a scrape still notices that the tier is slow.
     engine.runners[0].run_for(0.2)
     assert (slowness(engine), stats.is_slow) == (1, 0)
     engine.steps(0.3)
@@ -224,7 +222,7 @@ def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: 
         {"store.queue_full": 19 + 6},
     )
     engine.steps(3.0)
-    # A faster tier is allowed a longer queue of stores.
+    # A faster tier may have a longer queue of stores.
     pace_s = 0.01
     for start in (100, 110, 120):
         engine.store(A, *KEYS[start : start + 10])

@@ -1,5 +1,3 @@
-"""The manager keeps answering its callers while tiers are drained and resumed."""
-
 from __future__ import annotations
 
 import asyncio

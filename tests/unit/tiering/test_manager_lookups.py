@@ -1,5 +1,3 @@
-"""Lookups return the right answers, and each miss is counted under the right reason."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""After a reset no chunk can be hit, even if jobs were in flight."""
-
 from __future__ import annotations
 
 import asyncio

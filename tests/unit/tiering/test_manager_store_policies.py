@@ -1,5 +1,3 @@
-"""Store policies decide which chunks each tier gets, and when."""
-
 from __future__ import annotations
 
 import asyncio

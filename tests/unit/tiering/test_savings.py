@@ -1,5 +1,3 @@
-"""Hits save tokens, and the time to compute them, in the tier that each hit came from."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -40,7 +38,7 @@ def test_hits_from_before_the_speed_is_known_get_their_time_once_it_is(
     engine.load(A, *KEYS[:2])
     engine.step()
     assert saved(engine.manager.stats)[0] == (32, 0)
-    # An earlier engine has measured this.
+    # Pretend that an earlier engine measured the speed.
     engine.manager.savings.rate.chunk_s = 0.25
     engine.step()
     engine.step()

@@ -39,7 +39,7 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
 
 @pytest.fixture
 def runtime() -> Iterator[FakeCUDA]:
-    """Yield a fake of CUDA; fail if the test leaves an error that the engine would see."""
+    """Yield a fake CUDA runtime; fail if the test leaves an error that the engine would see."""
     with fake_cuda() as runtime:
         yield runtime
         assert runtime.error == 0, "the engine is told of an error that is not its own"

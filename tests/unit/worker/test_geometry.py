@@ -1,5 +1,3 @@
-"""Tensors of every supported layout become byte ranges of blocks; other tensors are refused."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The worker on CPU tensors copies each byte to the right address."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Jobs of the worker: order, waiting, failures and shutdown."""
-
 from __future__ import annotations
 
 import gc
@@ -29,7 +27,7 @@ def test_submit_returns_at_once_and_wait_at_the_end_of_the_job(gate: Gate, gated
     waited = threading.Event()
     waiter = threading.Thread(target=lambda: (worker.wait({7}), waited.set()))
     waiter.start()
-    # A faulty wait would return within this time; a correct one keeps waiting.
+    # A faulty wait returns within this time; a correct wait does not.
     waiter.join(GRACE_S)
     assert not waited.is_set()
     gate.open()
@@ -185,11 +183,11 @@ from kvtier_sdk import HostPool
 from kvtier_sdk.worker import KVGroup, OffloadWorker, worker as module
 from kvtier_sdk.worker.cpu import CPUDevice
 
-# What is registered first runs last.
+# atexit runs the function registered first as the last one.
 atexit.register(lambda: print([t.name for t in threading.enumerate() if "dropped" in t.name]))
 gate = Gate()
 device = CPUDevice(threads=1, copy=gate)
-# So large that the memory leaves the process with its last reference.
+# An allocation this large is unmapped with its last reference.
 groups, slots = [KVGroup([one_tensor(8, 1 << 20)])], HostPool(8, 1 << 20).part(0)
 worker = OffloadWorker(groups, slots, device=device)
 worker.submit_store(1, range(8), range(8))

@@ -1,5 +1,3 @@
-"""A worker refuses an invalid geometry or job before it copies anything."""
-
 from __future__ import annotations
 
 import subprocess

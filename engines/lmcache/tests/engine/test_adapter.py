@@ -148,7 +148,7 @@ def test_a_router_hears_what_the_store_has_whoever_changes_it(tmp_path: Path, ru
     router = Router(*endpoints)
     with another_process() as process, hosted(url, **options) as host:
         host.store(PROMPT)
-        # A router's prompt matches neither a tenant's chunk nor one rank's half of a chunk.
+        # Routers must not receive a tenant's chunk, or one rank's half of a chunk.
         host.store([20], Kind(salt="alice"))
         host.store([21], Kind(world_size=2))
         router.await_blocks(blocks(PROMPT))

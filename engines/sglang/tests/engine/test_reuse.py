@@ -10,7 +10,7 @@ from .conftest import StoreElsewhere
 PROMPT = range(12)
 PARTS = 2 * len(PROMPT)
 
-#: The options under which SGLang stores pages, each with the number of chunks per page.
+#: How SGLang stores pages, and how many chunks a page has.
 WAYS = {
     "in place": (KIND, 2),
     "in place, direct": (Kind(layout="page_first_direct"), 2),

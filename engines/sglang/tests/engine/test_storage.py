@@ -65,7 +65,6 @@ def test_pages_of_two_pools_come_back(two_pools: Host) -> None:
 def test_a_prefix_is_as_long_as_each_pool_has_what_it_needs(two_pools: Host) -> None:
     storage, hashes = two_pools.storage, two_pools.hashes(PROMPT)
     assert all(storage.batch_set_v1(hashes[:6], indices(6)))
-    # The second pool has pages 0, 1 and 3.
     kept = [hashes[page] for page in (0, 1, 3)]
     assert storage.batch_set_v2([sidecar(two_pools, kept)]) == {PoolName.DRAFT: [True] * 3}
 

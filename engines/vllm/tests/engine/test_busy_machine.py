@@ -10,7 +10,7 @@ from support.vllm_engine import BLOCK_TOKENS, Engine, Interpreter, Way, make_mod
 
 CHUNKS = 8
 PROMPTS = [make_prompt(seed, CHUNKS) for seed in range(20, 24)]
-# The model is so wide that computing a chunk takes longer than loading it, even on a busy machine.
+# In a model this wide, a chunk takes longer to compute than to load, even on a busy machine.
 MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 
 
@@ -31,8 +31,7 @@ def busy_cores() -> Iterator[None]:
 def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", **MODEL)
     interpreter = Interpreter(tmp_path / "interpreter")
-    # The deadlines keep their defaults. The host pool holds all prompts, because with less room a
-    # slow disk would make the first engine drop stores.
+    # The pool holds all prompts. With less room, a slow disk makes the first engine drop stores.
     offloading = offloading_way.offloading(
         f"file://{tmp_path}/kv", host_bytes=256 * 2**20, patient=False
     )

@@ -1,5 +1,3 @@
-"""kvtier's eviction policy in vLLM's own manager, against kvtier's manager with the same trace."""
-
 import random
 import warnings
 from typing import Any
@@ -21,8 +19,6 @@ OURS = {"cache_policy": "KVTierCachePolicy", "cache_policy_module_path": "kvtier
 
 
 class Clock(SystemClock):
-    """A clock that the trace advances."""
-
     time_s = 0.0
 
     def now_s(self) -> float:
@@ -37,13 +33,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def play(manager: base.OffloadingManager) -> list[int]:
-    """Play the turns of sessions whose prefixes grow; return the hits of each request."""
+    """Play the turns of sessions with growing prefixes; return the hits of each request."""
     rng = random.Random(5)
     lengths = dict.fromkeys(range(SESSIONS), 2)
     hits = []
     Clock.time_s = 0.0
     for turn in range(TURNS):
-        # Some sessions return often, and most never again.
+        # A few sessions return often. The others return rarely or never.
         session = min(int(rng.expovariate(1 / 6)), SESSIONS - 1)
         if rng.random() < 0.3:
             session = SESSIONS + turn
@@ -74,7 +70,7 @@ def serve(
         manager.complete_load(set(keys[:found]), context)
     end_step(manager)
     output = manager.prepare_store(keys[found:], context)
-    # vLLM reports the last copies of a request after its end.
+    # vLLM can report a request's last copies after the request has ended.
     if late:
         manager.on_request_finished(context)
         end_step(manager)

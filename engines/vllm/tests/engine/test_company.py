@@ -1,5 +1,3 @@
-"""kvtier beside another connector, and its eviction policy in vLLM's own manager."""
-
 from pathlib import Path
 from typing import Any
 

@@ -19,8 +19,7 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: Each case is a way to offload, a store, and vLLM's hash algorithm. With any other algorithm than
-#: the default, the tiers are reopened at the first request.
+#: A hash algorithm that is not vLLM's default makes the first request reopen the tiers.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)
@@ -39,7 +38,7 @@ def early(
     way, kind, algorithm = request.param
     store = kind(tmp_path_factory.mktemp("store") / "kv", CHUNK_BYTES)
     store.kill()
-    # The deadline for opening is longer than any test.
+    # The tier must still be trying to open when the store starts.
     options = {"probe_interval": "100ms", "max_probe_interval": "100ms", "open_deadline": "10m"}
     offloading = way.offloading(store.url, **options)
     with start_engine(offloading, prefix_caching_hash_algo=algorithm) as engine:
@@ -65,7 +64,7 @@ def test_it_is_served_from_the_tier_when_the_store_is_back(early: Early, plain: 
     engine.settle()
     failures = engine.stats()[store.name]["open_failures"]
     settle_until(engine, lambda: engine.stats()[store.name]["is_open"], f"{store.name} is open")
-    # Up to two attempts from before the store's start may be reported as failures later.
+    # Up to two attempts that began before the store started may still fail.
     assert engine.stats()[store.name]["open_failures"] - failures <= 2
     assert engine.reset_all()
     engine.generate(prompts=PROMPTS)

@@ -1,4 +1,4 @@
-"""The page for fleets: ``vllm serve`` on two nodes, each with a disk, and a bucket behind them."""
+"""``vllm serve`` on two nodes, each with a disk, that share a bucket, as in docs/fleet.md."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from vllm_server import complete, make_model, make_words, metric, post, serving_
 
 PAGE = Path(__file__).parents[4] / "examples/fleet/node-local.json"
 BLOCK_TOKENS, CHUNKS = 128, 3
-#: More than the host pool holds.
+#: More prompts than the host pool can hold.
 FILLING_PROMPTS = 14
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY}
 PROMPT = make_words(0, CHUNKS * BLOCK_TOKENS + 5)
 
 
 class Node:
-    """An engine with the page's configuration, and a router that hears its events."""
+    """An engine with the configuration of the example, and a router that receives its events."""
 
     def __init__(self, folder: Path, port: int, router: Router) -> None:
         self._model, self._port, self._router = str(folder / "model"), port, router
@@ -38,7 +38,7 @@ class Node:
         wait_for(self._port, "kvtier_stored_chunks_total", chunks, tier=tier)
 
     def push_out(self) -> None:
-        """Fill the host pool with other prompts, so that the prompt's chunks leave it."""
+        """Fill the host pool with other prompts, which evicts the chunks of ``PROMPT``."""
         for seed in range(1, FILLING_PROMPTS + 1):
             other = make_words(seed, CHUNKS * BLOCK_TOKENS + 5)
             complete(self._port, self._model, other, max_tokens=1)
@@ -47,7 +47,7 @@ class Node:
         self._router.catch_up()
 
     def told(self, medium: str, locality: str) -> int:
-        """Return how many of the prompt's chunks are there, by the events."""
+        """Return how many chunks of ``PROMPT`` the events report in this medium and locality."""
         blocks = [
             self._tokens[at : at + BLOCK_TOKENS]
             for at in range(0, CHUNKS * BLOCK_TOKENS, BLOCK_TOKENS)
@@ -77,15 +77,15 @@ def node(folder: Path, name: str, server: S3Server) -> Iterator[Node]:
     shared["endpoint"] = server.endpoint
     for tier in (on_disk, shared):
         tier["lookup_deadline"] = "30s"
-    # A pool that 11 prompts fill, and whose free headroom holds one. The oldest leaves first, and
-    # loading is never too slow.
+    # The pool holds 11 prompts and keeps room free for one. LRU evicts the oldest prompt first.
+    # With such a recompute time, every load is worthwhile.
     extra |= {"cpu_bytes_to_use": "16MiB", "eviction_policy": "lru", "recompute": "1h"}
     extra |= {"events_endpoint": endpoints[0], "events_replay_endpoint": endpoints[1]}
     path = folder / f"{name}.json"
     path.write_text(json.dumps(config))
     port = free_port()
     variables = {**CREDENTIALS, "VLLM_SERVER_DEV_MODE": "1"}
-    # As the page says: by default vLLM kills its processes at once, and the last notes are lost.
+    # Without a timeout, vLLM kills its processes at once, and the last notes are lost.
     options = "--max-model-len 1536 --shutdown-timeout 30"
     with serving_model(folder, port, path, options, **variables):
         router = Router(*endpoints)
@@ -113,7 +113,11 @@ def test_a_chunk_goes_from_one_node_through_the_bucket_to_the_disk_of_another(
             assert other.answer() == computed
             assert other.chunks("loaded", "s3") == CHUNKS
             assert other.chunks("loaded", "file") == 0
+            other.hear()
+            assert other.told("CPU", "LOCAL") == CHUNKS
             other.push_out()
+            other.hear()
+            assert other.told("STORAGE", "LOCAL") == CHUNKS
             before = [other.chunks("loaded", tier) for tier in ("s3", "file")]
             server.kill()
             other.forget_device()

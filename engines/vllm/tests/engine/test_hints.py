@@ -1,5 +1,3 @@
-"""Hints through vLLM's Python API, and the reasons why answers end, without a server."""
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from support.vllm_engine import (
 
 CHUNKS = 3
 SLOTS = 16
-#: A policy that records to a file why answers ended.
+#: The source of a policy that writes to a file why each answer ended.
 LISTENER = """
 from kvtier_sdk import EvictionPolicy
 
@@ -112,7 +110,7 @@ def test_the_policy_hears_why_answers_end(engine: Engine, heard: Path) -> None:
     engine.add(prompts=[prompt])
     engine.abort(index=0)
     engine.settle()
-    # The short prompt that settles an engine ends by its length.
+    # ``settle`` sends a prompt whose answer ends with ``length``.
     stops = heard.read_text().splitlines()
     assert [stop for stop in stops if stop != "length"] == [f"stop {second}", "abort"]
     assert "length" in stops

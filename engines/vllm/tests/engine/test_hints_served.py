@@ -1,4 +1,4 @@
-"""Hints that clients of ``vllm serve`` send over HTTP, and operators over the admin socket."""
+"""Hints to ``vllm serve``: from clients over HTTP, and from operators over the admin socket."""
 
 import re
 import statistics
@@ -25,9 +25,9 @@ from vllm_server import (
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
-#: Chunks of a prompt. The pool has 64 slots, a quarter of them for hints.
+#: Chunks per prompt. One prompt fits into the quarter of the pool's 64 slots that hints may use.
 CHUNKS = 10
-#: The number of prompts in a flood, which fill the pool twice and the device many times.
+#: The prompts of a flood: enough to fill the pool twice and the device many times.
 FLOOD = 13
 _ROUNDS = 4
 
@@ -47,7 +47,7 @@ class Server:
         return complete(self._port, self.model, prompt, **options)
 
     def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
-        """Ask; return the number of cached chunks, and the hits in the pool and in the tier."""
+        """Send the prompt; return its cached chunks, and its hits in the pool and in the tier."""
         self.rest()
         before = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
         details = self.ask(prompt, hints)["usage"]["prompt_tokens_details"] or {}
@@ -66,7 +66,7 @@ class Server:
         )
 
     def flood(self) -> None:
-        """Evict all chunks from the device, and all without a hint from the pool."""
+        """Evict all chunks from the device, and all chunks without a hint from the pool."""
         for _ in range(FLOOD):
             self._floods += 1
             self.ask(make_words(-self._floods, CHUNKS * BLOCK_TOKENS + 5), max_tokens=1)
@@ -191,7 +191,7 @@ def test_the_agents_page_gives_hints_to_an_engine(server: Server) -> None:
     assert server.receipts("prefetch", "deferred") == deferred + 1
     with server.busy():
         told = server.command("pin", "chat 8", "--for", "1m")
-    # A long answer has chunks too, and vLLM stores only those of prompts.
+    # vLLM offloads only the prompt's chunks, even if the answer is long.
     assert told.startswith("pin for session 'chat 8': ")
     assert ", 2 chunks, 60 s" in told
 

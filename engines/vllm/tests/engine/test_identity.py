@@ -89,7 +89,7 @@ def test_a_model_of_the_hub_that_cannot_be_told_from_others_needs_a_revision() -
     assert facts_of(config, model_revision="v2")["model_revision"] == "v2"
 
 
-#: "a" is vLLM's manager with kvtier's tiers, "b" is kvtier's manager.
+#: Way "a" is vLLM's manager with kvtier's tiers. Way "b" is kvtier's manager.
 WAYS: dict[str, dict[str, Any]] = {
     "a": {"spec_name": "TieringOffloadingSpec"},
     "a on CPUs": {"spec_name": "KVTierCPUTieringSpec"},

@@ -1,4 +1,4 @@
-"""Calls the connector as vLLM does, on two releases of vLLM, without an engine."""
+"""The calls that vLLM makes to the connector, on two releases of vLLM, without an engine."""
 
 import inspect
 import json
@@ -160,7 +160,7 @@ def test_a_load_also_uses_the_chunks_before_it_that_the_device_has() -> None:
     keys = [base.make_offload_key(bytes([n]) * 32, 0) for n in range(10)]
     with opened_manager(make_config([], eviction_policy="lru")) as manager:
         store(manager, keys[:4])
-        store(manager, keys[4:8])  # now the pool is full
+        store(manager, keys[4:8])
         loading = request(manager, "loads")
         for place, key in enumerate(keys[:4]):
             loading.set_offload_key_position(key, 16 * (place + 1))
@@ -298,7 +298,7 @@ def test_a_reset_keeps_slots_until_their_copies_have_ended(
         assert manager.usage().quarantined == 3
         manager.on_reset_flushed()
     else:
-        # One step tells the workers to wait, and two later steps may begin before that step ends.
+        # The first step makes the workers wait, and two more steps may begin before the first ends.
         for _ in range(3):
             end_step(manager)
             assert manager.usage().quarantined == 3

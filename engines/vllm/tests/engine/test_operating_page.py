@@ -1,5 +1,3 @@
-"""The commands on the page for operators answer beside a real ``vllm serve``."""
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from vllm_server import (
 PAGE = Path(__file__).parents[4] / "docs" / "operating.md"
 BLOCK_TOKENS = 128
 CHUNKS = 3
-#: For each command, the options needed without a terminal, and text that it prints.
+#: For each command, the options that it needs without a terminal, and a part of its output.
 EXPECTED = {
     "check CONFIG": ((), ": ok"),
     "tier ls CONFIG": ((), "model"),
@@ -49,7 +47,7 @@ EXPECTED = {
 
 @pytest.fixture
 def words(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Yield the values of the page's placeholders while an engine runs."""
+    """Start an engine; yield the values for the placeholders in the commands."""
     model, socket, root = (tmp_path / name for name in ("model", "engine.sock", "kv"))
     port = free_port()
     make_model(model)

@@ -1,4 +1,4 @@
-"""Engines of different parallelism share chunks where, and only where, the bytes are the same."""
+"""Engines of different parallelism share chunks if and only if the bytes are the same."""
 
 import json
 import warnings
@@ -37,8 +37,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ObstoreStore(S3Store):
-    """An S3 server, used through obstore."""
-
     name = "obstore"
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
@@ -178,7 +176,7 @@ def test_workers_that_hold_the_same_bytes_store_them_once(
         assert all(torch.equal(part, whole) for part in loaded)
 
 
-#: The parallelism of two engines as (tensor, pipeline), and the options of both.
+#: Tensor and pipeline parallelism of each of two engines, and the options of both.
 APART = [
     pytest.param((2, 1), (4, 1), {}, id="tensor"),
     pytest.param((1, 1), (1, 2), {}, id="pipeline"),
@@ -209,7 +207,7 @@ def test_chunks_without_certification_are_never_shared(
 
 
 def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: Path) -> None:
-    """Show that chunks differ although the flag is set, so the namespace needs the parallelism."""
+    """The chunks differ although the flag is set, so the namespace must include the parallelism."""
     whole = made_up_kv("llama")
     payloads = {}
     for canonical in (False, True):
@@ -226,7 +224,7 @@ def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: 
     assert payloads[True, 1] == payloads[True, 2]
 
 
-#: The model and the parallelism of engines without a canonical layout, and vLLM's error in way (a).
+#: Engines without a canonical layout: model, tensor and pipeline parallelism, and vLLM's error.
 UNCERTIFIED = [
     pytest.param("llama", 1, 2, "could not be certified", id="pipeline"),
     pytest.param("narrow values", 2, 1, "could not certify every layer", id="values"),

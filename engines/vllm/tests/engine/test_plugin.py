@@ -22,7 +22,7 @@ def test_vllm_finds_it() -> None:
 
 
 def test_this_release_is_one_that_was_tried() -> None:
-    # The variable is set if the tests run on another release.
+    # A run of the tests on another release sets the variable.
     assert compat.release() == os.environ.get("KVTIER_TEST_VLLM_RELEASE", "0.32")
     assert compat.release() in compat.TRIED
 

@@ -20,7 +20,7 @@ from vllm_server import (
 )
 
 ROOT = Path(__file__).parents[4]
-#: Number of words in the prompt, enough for several blocks of 128 tokens.
+#: The words of the prompt: enough for several blocks of 128 tokens.
 WORDS = 400
 PROMPT = make_words(0, WORDS)
 

@@ -112,7 +112,7 @@ def test_an_engine_whose_worker_is_elsewhere_does_not_start(config: OffloadingCo
     config = replace(config, parallel=replace(config.parallel, world_size=2, tp_size=2))
     with joined_worker(config):
         spec = OffloadingSpecFactory.create_spec(config)
-        # The refused scheduler has left the region, so a second attempt gives the same error.
+        # The refused scheduler has left the region, so a second attempt fails with the same error.
         for _ in range(2):
             with pytest.raises(ConfigError, match=r"^worker 1 of this engine cannot be seen"):
                 spec.get_manager()

@@ -30,7 +30,7 @@ PROMPT = make_prompt(11, CHUNKS)
 
 
 class Dynamo:
-    """Dynamo's own selection of a worker, which listens to the workers' endpoints."""
+    """Dynamo's own service that selects a worker, connected to the endpoints of all workers."""
 
     def __init__(self, *workers: list[str]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -55,7 +55,7 @@ class Dynamo:
         return self._loop.run_until_complete(work)
 
     def blocks(self) -> list[int]:
-        """Return how many of the prompt's leading blocks each worker's files have."""
+        """Return for each worker how many leading blocks of ``PROMPT`` its files hold."""
         asked = self._ask(self._service.overlap_scores)["workers"]
         return [one["disk_blocks"] for one in sorted(asked, key=lambda one: one["worker_id"])]
 
@@ -101,7 +101,7 @@ def test_a_router_finds_what_a_restarted_engine_has_in_files(
         with start_engine(offloading):
             dynamo_router.await_blocks(0, CHUNKS)
             assert dynamo_router.choice() == 1
-            # The chunks go while the engine is idle, so only its periodic scan can tell the router.
+            # The chunks are removed while the engine is idle, so only its periodic scan notices.
             tier("rm", url, "--all", "--yes")
             dynamo_router.await_blocks(0, 0)
     finally:
@@ -162,7 +162,7 @@ def test_dynamos_indexer_learns_what_engines_had_before_it_started() -> None:
         }
 
     try:
-        # A chunk in the host pool counts as on disk too.
+        # The router also counts a chunk in the host pool as a chunk on disk.
         awaited(blocks, {"1": (0, 2), "2": (1, 1)})
         engines[0].put(OffloadingEvent([second], "file", *disk, True))
         awaited(blocks, {"1": (0, 1), "2": (1, 1)})

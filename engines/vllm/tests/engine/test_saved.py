@@ -1,4 +1,4 @@
-"""``vllm serve``, its log and ``kvtier`` report the savings of hits, also after a restart."""
+"""The metrics, vLLM's log and ``kvtier`` report the savings from hits, also after a restart."""
 
 import re
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class Server:
         return done.stdout
 
     def lines(self) -> list[str]:
-        """Return vLLM's log lines of transfers, as they stand in the log."""
+        """Return the lines of the log in which vLLM reports transfers."""
         log = (self.folder / "serve.log").read_text()
         return [line for line in log.splitlines() if "KV Transfer metrics" in line]
 
@@ -77,7 +77,7 @@ def test_a_restarted_engine_that_only_serves_hits_knows_what_they_save(server: S
         stored = {"tier": "file"}
         wait_for(server.port, "kvtier_stored_chunks_total", len(PROMPTS) * CHUNKS, **stored)
         assert server.saved("tokens", "file") == 0
-        # vLLM may kill its engine, so kvtier also writes the speed before the end.
+        # kvtier must write the speed while the engine runs, because vLLM may kill the engine.
         wait_until(lambda: "a chunk is computed in" in server.kvtier("events"), "it is written")
         chunk_s = metric(server.port, "kvtier_recompute_seconds")
     with server.running():
@@ -85,7 +85,7 @@ def test_a_restarted_engine_that_only_serves_hits_knows_what_they_save(server: S
         wait_until(lambda: server.saved("tokens", "file") == TOKENS, "all tokens are saved")
         assert server.saved("tokens", "host") == 0
         saved_s = server.saved("prefill_seconds", "file")
-        # The speed may have changed between the note and the end.
+        # The measured speed may have changed since the test read it.
         assert saved_s == pytest.approx(chunk_s * TOKENS / BLOCK_TOKENS, rel=0.5)
         assert f"saved: {TOKENS:,} tokens, " in server.kvtier("top", "--once", "--interval", "1s")
         events = server.kvtier("events")

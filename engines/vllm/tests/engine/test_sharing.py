@@ -8,7 +8,7 @@ CHUNKS = 4
 PREFIX = make_prompt(1, CHUNKS, extra=0)
 PAIR = [PREFIX + make_prompt(seed, 0, extra=20) for seed in (2, 3)]
 
-#: The tier is so slow that several engine steps pass during a load.
+#: A load from this tier lasts for several steps of the engine.
 SLOW_TIER = "memory:?latency=200ms"
 
 

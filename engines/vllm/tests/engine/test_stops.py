@@ -1,4 +1,4 @@
-"""Releases of vLLM without the internals from which kvtier learns why answers end."""
+"""kvtier on releases of vLLM without the internals that report why answers end."""
 
 import sys
 import warnings
@@ -16,8 +16,6 @@ MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler"
 
 
 class Connector:
-    """A connector's scheduler, which reports the end of a request."""
-
     def __init__(self) -> None:
         self.stops: list[tuple[str, str]] = []
         self.manager: Any = SimpleNamespace(note_stop=lambda *stop: self.stops.append(stop))

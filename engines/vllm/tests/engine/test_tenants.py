@@ -1,4 +1,4 @@
-"""Two ``vllm serve`` store the chunks of two tenants, and then one tenant is deleted."""
+"""Two servers store the chunks of two tenants, and then an operator deletes one tenant."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class Fleet:
         self._body: str = body
 
     def ask(self, engine: int, tenant: str, prompt: str) -> int:
-        """Ask as the page shows; return the number of chunks that were not computed."""
+        """Send a request as in docs/operating.md; return the number of cached chunks."""
         options = json.loads(self._body.replace("acme", tenant))
         answer = complete(
             self.ports[engine], str(self.folder / "model"), prompt, max_tokens=1, **options
@@ -54,7 +54,7 @@ class Fleet:
         return metric(self.ports[engine], "kvtier_stored_chunks_total", tier=tier)
 
     def explained(self, tenant: str, prompt: str) -> list[list[str]]:
-        """Return the states of a prompt's chunks, from vLLM's tokens and from the tokenizer's."""
+        """Return the states of the chunks, once for vLLM's tokens and once for the tokenizer's."""
         model, tokens, text = (self.folder / of for of in ("model", "tokens.json", "prompt.txt"))
         text.write_text(prompt)
         body = {"model": str(model), "prompt": prompt}
@@ -78,7 +78,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Start two servers with the page's configuration, in ``tmp_path`` and with a smaller pool."""
+    """Start two servers with examples/tenants.json, but in ``tmp_path`` and with a smaller pool."""
     make_model(tmp_path / "model")
     name_vllm(tmp_path / "site")
     for tenant in ("acme", "globex"):

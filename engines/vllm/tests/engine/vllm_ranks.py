@@ -1,8 +1,4 @@
-"""The workers and the manager of one engine in this process, made by vLLM from its configuration.
-
-vLLM's own code decides the bytes: it describes the engine, maps each worker's pages to the
-canonical layout, and plans the copies. Only the device is missing: plain copies replace its own.
-"""
+"""The workers and manager of an engine, made by vLLM's own code, with copies on the CPU."""
 
 import ctypes
 import functools
@@ -54,7 +50,7 @@ except ImportError:  # vLLM 0.32
     get_global_kv_cache_groups = None
 
 LAYERS, BLOCK_TOKENS, HEADS = 2, 16, 8
-#: Values of one head and token: keys and values, or the latent of MLA.
+#: Values for each head and token: a key and a value, or MLA's latent.
 WIDTH = {"llama": 64, "narrow values": 48, "deepseek": 96}
 _COMMON = {
     "hidden_size": 256,
@@ -88,7 +84,7 @@ _HIT, _MISS = base.LookupResult.HIT, base.LookupResult.MISS
 
 
 def _without_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let vLLM's worker for GPUs copy between tensors of this machine."""
+    """Let vLLM's worker for GPUs copy between CPU tensors."""
     on_platform(monkeypatch, "cuda", "cuda")
     for spec in (our_spec, tiering_spec):
         monkeypatch.setattr(spec, "CPUOffloadingWorker", gpu_worker.CPUOffloadingWorker)
@@ -111,7 +107,7 @@ def _copy(sources: Any, destinations: Any, sizes: Any, **_: Any) -> None:
 
 
 class Replica:
-    """An engine of ``tp`` workers in each of ``pp`` stages. ``kv`` has a cache for each worker."""
+    """An engine with ``pp`` stages of ``tp`` workers. ``kv`` has a cache for each worker."""
 
     def __init__(
         self,
@@ -125,7 +121,7 @@ class Replica:
     ) -> None:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            # vLLM sets ``is_parallelism_agnostic`` only with its first model runner, as on CPUs.
+            # Only vLLM's first model runner, which CPUs use, sets ``is_parallelism_agnostic``.
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
             config = _vllm_config(folder / model, tp, pp)
             config.cache_config.kv_cache_layout = layout
@@ -196,7 +192,7 @@ class Replica:
             self._end_step()
 
     def load(self, keys: list[bytes]) -> list[torch.Tensor] | None:
-        """Load the chunks into the first blocks, and return them; ``None`` if one is missing."""
+        """Load chunks into the first blocks; return the blocks, or ``None`` if a key is missing."""
         context = self._request("loads")
         while True:
             answers = {self.manager.lookup(key, context) for key in keys}

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 _START_S = 300.0
 _PATIENCE_S = 60.0
-#: Settings of a small engine on a CPU.
 OPTIONS = "--dtype float32 --enforce-eager"
 VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -103,7 +102,7 @@ def serving(
 def serving_model(
     folder: Path, port: int, config: Path, options: str, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the model in ``folder``, with the transfer configuration in a file."""
+    """Serve the model in ``folder`` with the transfer configuration in the file ``config``."""
     if not (folder / "site").exists():
         name_vllm(folder / "site")
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])

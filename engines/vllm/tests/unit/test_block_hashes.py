@@ -1,4 +1,4 @@
-"""The keys of a prompt. ``engines/vllm/tests/engine`` compares them with vLLM's own keys."""
+"""Tests of a prompt's keys. ``engines/vllm/tests/engine`` compares the keys with vLLM's own."""
 
 import hashlib
 import pickle

@@ -1,4 +1,4 @@
-"""The checks before vLLM starts a worker; ``tests/integration/messages.txt`` has all messages."""
+"""Checks that run before vLLM starts a worker; tests/integration/messages.txt has the messages."""
 
 import os
 import socket

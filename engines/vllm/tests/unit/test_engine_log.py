@@ -10,7 +10,7 @@ OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    # This is not a fixture, because pytest adds its own handlers after the fixtures have run.
+    # As a fixture, this would run before pytest adds its own handlers.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])

@@ -190,7 +190,7 @@ def test_one_model_in_two_places_is_one_by_the_operators_word(tmp_path: Path) ->
     models = [make_model(tmp_path / place / "llama") for place in ("a", "b")]
     one, other = (model_facts(str(model), tmp_path, "v2") for model in models)
     assert one == other
-    # Without a revision the path is a fact too, because equal samples do not prove one model.
+    # Equal samples do not prove equal models, so without a revision the path is a fact too.
     one, other = (model_facts(str(model), tmp_path) for model in models)
     assert one != other
 

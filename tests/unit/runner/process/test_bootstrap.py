@@ -1,5 +1,3 @@
-"""Options reach a tier's process unchanged, and errors come back unchanged."""
-
 from __future__ import annotations
 
 import json
@@ -38,7 +36,7 @@ class Colour(Enum):
 
 
 class OddConfig(MemoryTierConfig):
-    """Options of every type that can be sent to a process."""
+    """Options of every type that the SDK can send to a tier's process."""
 
     root: Path = Path("/")
     password: SecretStr | None = None

@@ -1,5 +1,3 @@
-"""Messages between an engine and a tier's process arrive unchanged, or are rejected."""
-
 from __future__ import annotations
 
 import dataclasses

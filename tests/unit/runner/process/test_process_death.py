@@ -1,5 +1,3 @@
-"""After a process dies, its jobs end, its slots are free, and a new process starts."""
-
 from __future__ import annotations
 
 import asyncio
@@ -187,7 +185,7 @@ def test_a_result_that_does_not_fit_fails(make_rig: Make, caplog: pytest.LogCapt
     rig = make_rig(on_load="hang").open()
     job = rig.job(Operation.LOAD, 0, 1)
     rig.submit([job])
-    # The process got only two keys, so its result has two verdicts for three keys.
+    # The process received only two keys, so its result has two verdicts for three keys.
     job.keys = [*job.keys, KEYS[2]]
     rig.client.drain(0.01)
     assert rig.wait_for(1) == ["failed"]

@@ -1,5 +1,3 @@
-"""An engine beside a tier's process: wake-ups, priority, death, and closed standard streams."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""A tier's process starts with its secrets, options and classes, and maps the pool."""
-
 from __future__ import annotations
 
 import logging
@@ -121,7 +119,7 @@ class DiskTier(MisbehavingTier):
 
 
 class BytesConfig(MisbehavingConfig):
-    """Options that cannot be encoded for the tier's process."""
+    """Options that the SDK cannot send to a tier's process."""
 
     key: SecretBytes = SecretBytes(b"")
 

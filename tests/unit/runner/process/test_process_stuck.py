@@ -1,5 +1,3 @@
-"""A stuck process is killed and restarted; a busy process is left alone."""
-
 from __future__ import annotations
 
 import time
