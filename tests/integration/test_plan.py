@@ -9,16 +9,22 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.browser import BROWSER, measured
 from support.command import kvtier, kvtier_json
+from support.live import Live, live
+from support.server import free_port
 from support.workloads import generate
 
 from kvtier_sdk import TierSpec
+from kvtier_sdk.cli.engine import ask
+from kvtier_sdk.cli.replay import ReplayRequest, chat_workload
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 CHUNK = 1 << 20
@@ -201,6 +207,9 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, trace: Path) -> None:
     known = ("--trace", str(trace), *common)
     cases = {
         "no.jsonl: No such file": ("--trace", "no.jsonl", *common),
+        "--recompute: give the time": ("--trace", str(trace)),
+        "it has no metrics of kvtier's host pool": (*known, "--compare", str(odd)),
+        "Connection refused": (*known, "--compare", f"http://127.0.0.1:{free_port()}/metrics"),
         "all at one time": ("--trace", str(one), *common),
         "'40' has no unit": ("--trace", str(trace), "--recompute", "40"),
         "no policy 'lrv'; did you mean 'lru'": (*known, "--policy", "lrv"),
@@ -216,6 +225,77 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, trace: Path) -> None:
         assert done.returncode == 2, (arguments, done.stderr)
         assert message in done.stderr
         assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
+
+
+def serve(engine: Live, workload: Sequence[ReplayRequest]) -> None:
+    manager = engine.manager
+    for of in workload:
+        request = engine.begin(of.request_id)
+        while True:
+            hits, is_waiting = manager.lookup_prefix(of.keys, request)
+            if not is_waiting:
+                break
+            engine.step()
+        engine.load(request, *of.keys[:hits])
+        engine.store(request, *of.keys[hits:])
+        manager.on_request_finished(request)
+
+
+def wait_for_the_recording(engine: Live, socket: Path, requests: int) -> None:
+    for _ in range(3000):
+        if ask(socket, {"command": "status"})["trace"]["written_requests"] == requests:
+            return
+        engine.step()
+    raise AssertionError("the recording is not complete")
+
+
+def test_a_plan_beside_what_its_engine_has_counted(tmp_path: Path) -> None:
+    (line,) = re.findall("^    kvtier (plan .*--compare .*)", PAGE.read_text(), re.MULTILINE)
+    *words, source = shlex.split(line)
+    socket, recorded = tmp_path / source, tmp_path / words[2]
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/metrics"
+    workload = chat_workload(260, 2)
+
+    def compare(source: str, *more: str) -> tuple[int, str]:
+        done = kvtier(*words, source, "--policy", "lru", *more, cwd=tmp_path)
+        return done.returncode, done.stdout or done.stderr
+
+    options = {"admin_socket": str(socket), "metrics_port": port, "trace_dir": str(recorded)}
+    tier_url = "memory:?capacity=1800KiB&admission=off"
+    with live([tier_url], slots=120, policy="lru", **options) as engine:
+        serve(engine, workload[:160])
+        wait_for_the_recording(engine, socket, 160)
+        status, printed = compare(source)
+        _, host, memory, verdict = printed.splitlines()
+        assert (status, host.split()[0], memory.split()[0]) == (0, "host", "memory")
+        assert verdict.startswith("The plan holds: ")
+        with urllib.request.urlopen(url, timeout=30) as page:
+            (tmp_path / "metrics").write_bytes(page.read())
+        assert compare(url) == compare("metrics") == (0, printed)
+        counted = ask(socket, {"command": "status"})
+        assert counted["tiers"][0]["evicted_chunks"] > 0
+        asked = sum(len(of.keys) for of in workload[:160])
+        found = json.loads(compare(source, "--json")[1])
+        assert (found["holds"], found["lost"]) == (True, {})
+        for row, of in zip(found["tiers"], (counted["host"], *counted["tiers"]), strict=True):
+            assert of["hit_chunks"] > 0
+            assert row["hit_rate"] == pytest.approx(of["hit_chunks"] / asked)
+            assert row["forecast_hit_rate"] == pytest.approx(row["hit_rate"], abs=0.01)
+        assert row["written_bytes"] == pytest.approx(row["forecast_written_bytes"], rel=0.05)
+
+        assert kvtier("drain", socket, "memory").returncode == 0
+        serve(engine, workload[160:])
+        wait_for_the_recording(engine, socket, 260)
+        printed = compare(source)[1]
+        assert "The plan does not hold: furthest from the forecast are " in printed
+        assert "lost as memory dropped store.drained" in printed
+        (whole,) = recorded.iterdir()
+        whole.write_text("".join(whole.read_text().splitlines(keepends=True)[:40]))
+        for counters in (source, url):
+            status, printed = compare(counters)
+            assert (status, printed.count("\n")) == (2, 1)
+            assert "give its whole recording" in printed
 
 
 @pytest.mark.reader

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.drawing import Chart, Series, document, figure, table
+from kvtier_sdk.cli.plan.compare import TITLES, Comparison, compared
 from kvtier_sdk.cli.plan.prices import Option, Prices, Work, example_prices, priced, read_prices
-from kvtier_sdk.cli.plan.traffic import Flow, PolicyTraffic, Traffic, Window
+from kvtier_sdk.cli.plan.traffic import Flow, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, progress, read_flag, say
@@ -44,13 +45,21 @@ def plan_command(
         ),
     ],
     recompute: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TIME",
             help="Time in which your engine computes a chunk, for example 40ms; an engine shows "
-            "it as kvtier_recompute_seconds.",
+            "it as kvtier_recompute_seconds. --compare does not need it.",
         ),
-    ],
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRICS",
+            help="Compare the forecast for an engine's recording since its start with the engine's "
+            "counters: its admin socket, or the URL or file of metrics in Prometheus's format.",
+        ),
+    ] = None,
     chunk_bytes: Annotated[
         str | None,
         typer.Option(
@@ -115,7 +124,16 @@ def plan_command(
     the lowest cost of storing and computing together. For example
 
         kvtier plan --trace traces/ --recompute 40ms --write kv.toml
+
+    and later, to see whether the plan holds
+
+        kvtier plan --trace traces/ --compare engine.sock
     """
+    if compare is not None:
+        _show(compared(read_trace(trace), policy, compare), as_json=as_json)
+        return
+    if recompute is None:
+        raise ConfigError("--recompute: give the time in which your engine computes a chunk")
     recompute_s = read_flag("--recompute", parse_seconds, recompute)
     most_bytes = None if memory is None else read_flag("--memory", parse_bytes, memory)
     costs = read_prices(prices)
@@ -144,6 +162,14 @@ def plan_command(
     say(*remarks)
     print_columns([_TITLES, *map(_row, plan.options)], 2)
     say(*plan.lines(), "", *plan.toml.splitlines())
+
+
+def _show(found: Comparison, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.as_json()))
+        return
+    print_columns([TITLES, *(of.cells() for of in found.rows)], 1)
+    say(found.verdict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +240,6 @@ def _plan(
 ) -> Plan:
     start_s, middle_s, end_s = (work.start_s + part * work.span_s for part in (0, 0.5, 1))
     traffic = Traffic(workload)
-    played = PolicyTraffic(traffic, policy)
     pools = [
         of for of in traffic.sizes if most_bytes is None or of * work.chunk_bytes <= most_bytes
     ]
@@ -226,7 +251,7 @@ def _plan(
     with progress("plan", len(pools)) as advance:
         for slots in pools:
             for chunks in (0, *(of for of in traffic.sizes if of > slots)):
-                flow = played.flow(slots, work.held(chunks), whole)
+                flow = traffic.flow(policy, slots, work.held(chunks), whole)
                 options += [
                     priced(prices, work, flow, slots, tier, chunks)
                     for tier in (prices.tiers if chunks else [None])
@@ -235,7 +260,9 @@ def _plan(
     shown = list(options if show_all else _frontier(options))
     halves = Window(start_s, middle_s, is_forecast=True), Window(middle_s, end_s)
     checks = [
-        tuple(played.flow(of.pool_chunks, work.held(of.tier_chunks), half) for half in halves)
+        tuple(
+            traffic.flow(policy, of.pool_chunks, work.held(of.tier_chunks), half) for half in halves
+        )
         for of in shown
     ]
     nothing = priced(prices, work, Flow(flow.asked, 0.0, 0.0, 0.0), 0, None, 0)

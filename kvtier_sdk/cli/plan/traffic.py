@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +20,6 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
 LRU = "lru"
-_HASHES = 2**32
-# The maximum number of simulated chunks. Of a longer workload, only a sample is used.
-MOST_PLAYED = 2**17
 # The maximum weight of a reuse in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
 # A forecast ignores the uses in this share of a window, at its beginning, where traffic starts.
@@ -142,43 +137,6 @@ class Traffic:
             while len(recent) > size:
                 recent.popitem(last=False)
         return np.frombuffer(found, np.bool_)
-
-
-class PolicyTraffic:
-    """Flows with a host pool under a policy, simulated on two samples of a long workload's keys."""
-
-    def __init__(self, traffic: Traffic, policy: str) -> None:
-        self._traffic, self._policy = traffic, policy
-        self._parts = 1
-        self._samples = [traffic]
-        if policy != LRU and traffic.chunks > MOST_PLAYED:
-            self._parts = 2 ** math.ceil(math.log2(2 * traffic.chunks / MOST_PLAYED))
-            self._samples = [
-                Traffic(_sample(traffic.workload, self._parts, part)) for part in (0, 1)
-            ]
-
-    def flow(self, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
-        if self._parts == 1:
-            return self._traffic.flow(self._policy, pool_slots, tier_chunks, window)
-        # A sample's error comes mostly from the few keys that nearly every request names. ``lru``
-        # has the same error, but its exact flow is known. So scale only the gain over it.
-        exact = np.array(self._traffic.flow(LRU, pool_slots, tier_chunks, window))
-        sizes = max(1, pool_slots // self._parts), tier_chunks // self._parts
-        gains = [
-            np.array(of.flow(self._policy, *sizes, window)) - of.flow(LRU, *sizes, window)
-            for of in self._samples
-        ]
-        return Flow(*np.maximum(0.0, exact + self._parts * (gains[0] + gains[1]) / 2))
-
-
-def _sample(workload: Sequence[ReplayRequest], parts: int, part: int) -> list[ReplayRequest]:
-    """Return the workload with one of ``parts`` equal shares of its keys, selected by hash."""
-    first = part * _HASHES // parts
-    hashes = range(first, first + _HASHES // parts)
-    return [
-        dataclasses.replace(of, keys=tuple(key for key in of.keys if crc32(key) in hashes))
-        for of in workload
-    ]
 
 
 def play(

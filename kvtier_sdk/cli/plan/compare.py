@@ -1,0 +1,180 @@
+"""Compares the forecast for an engine's recording with the engine's counters."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvtier_sdk.cli.engine import ask_engine
+from kvtier_sdk.cli.plan.prices import Work
+from kvtier_sdk.cli.plan.traffic import Traffic, Window
+from kvtier_sdk.cli.replay import ReplayRequest
+from kvtier_sdk.config.tiering_config import place_of_socket
+from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.options.units import format_bytes
+
+TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
+
+# A plan holds if each hit rate and number of bytes is at most this far from its forecast.
+_MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
+# The share of requests that the engine may finish between two looks.
+_MOST_REQUESTS_OFF = 0.01
+_TIMEOUT_S = 10.0
+_DAY_S = 86_400.0
+_SAMPLE = re.compile(r"^kvtier_(?:tier_)?(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+# The admin socket's status has these names for two metrics.
+_IN_STATUS = {"dropped_chunks": "dropped", "failed_chunks": "failures"}
+_LOSSES = re.compile("dropped |failures |misses (?!absent)|not_admitted_chunks$")
+
+_Counts = Mapping[str, Any]
+
+
+class Row(NamedTuple):
+    """A pool or tier: its share of the chunks that requests named, and what it gets in a day."""
+
+    name: str
+    forecast_hit_rate: float
+    hit_rate: float
+    forecast_written_bytes: float = 0.0
+    written_bytes: float = 0.0
+
+    @property
+    def points(self) -> float:
+        return 100 * (self.hit_rate - self.forecast_hit_rate)
+
+    @property
+    def bytes_off(self) -> float:
+        expected = self.forecast_written_bytes
+        return self.written_bytes / expected - 1 if expected else 0.0
+
+    def cells(self) -> tuple[str, ...]:
+        written = self.forecast_written_bytes, self.written_bytes
+        return (
+            self.name,
+            *(f"{rate:.1%}" for rate in (self.forecast_hit_rate, self.hit_rate)),
+            f"{self.points:+.1f}",
+            *("-" if self.name == PRIMARY else format_bytes(of) for of in written),
+            "-" if self.name == PRIMARY else f"{self.bytes_off:+.1%}",
+        )
+
+
+class Comparison(NamedTuple):
+    """``lost`` counts, by reason, the chunks that the engine dropped, missed or failed to move."""
+
+    rows: Sequence[Row]
+    lost: Mapping[str, float]
+
+    def furthest(self) -> tuple[float, str]:
+        """Return the largest deviation, in units of what a plan may be off, and its name."""
+        off = {}
+        for of in self.rows:
+            off[f"hits of {of.name}, by {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF
+            off[f"bytes for {of.name}, by {of.bytes_off:+.1%}"] = of.bytes_off / _MOST_BYTES_OFF
+        return max((abs(value), words) for words, value in off.items())
+
+    def verdict(self) -> str:
+        deviation, name = self.furthest()
+        if deviation <= 1:
+            return "The plan holds: hits are within 1 point of the forecast, bytes within 10 %."
+        verdict = f"The plan does not hold: furthest from the forecast are {name}"
+        if self.lost:
+            reason = max(self.lost, key=self.lost.__getitem__)
+            verdict += f"; most chunks were lost as {reason}, {self.lost[reason]:,.0f}"
+        return f"{verdict}."
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [of._asdict() for of in self.rows]
+        return {"tiers": rows, "lost": self.lost, "holds": bool(self.furthest()[0] <= 1)}
+
+
+def compared(workload: Sequence[ReplayRequest], policy: str, source: str) -> Comparison:
+    """Compare an engine's counters with the simulated flow of its own recording.
+
+    Raises:
+        ConfigError: ``source`` has no counters, has several tiers, or counts other requests.
+    """
+    slots, counted = _read(source, len(workload))
+    host = counted.pop(PRIMARY)
+    if len(counted) > 1:
+        raise ConfigError(f"--compare {source}: a plan has one tier; this engine has several")
+    days = Work.of(workload, 0, 0.0, 1.0).span_s / _DAY_S
+    traffic = Traffic(workload)
+    # All other chunks were in the pool, or on the device, whose hits kvtier does not count.
+    absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in counted.values())
+    if not host["stored_chunks"] or absent > traffic.chunks:
+        raise _other_time(source, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")
+    sizes = {name: _object_bytes(of, host) for name, of in counted.items()}
+    room = 0
+    for name, of in counted.items():
+        capacity_bytes = of.get("capacity_bytes")
+        room = int(capacity_bytes / sizes[name]) if capacity_bytes else traffic.distinct_chunks
+    flow = traffic.flow(policy, int(slots), room, Window())
+    rows = [Row(PRIMARY, flow.pool_hits / flow.asked, 1 - absent / flow.asked)]
+    for name, of in counted.items():
+        hits = flow.tier_hits / flow.asked, of["hit_chunks"] / flow.asked
+        written = flow.stored * sizes[name] / days, of["stored_object_bytes"] / days
+        rows.append(Row(name, *hits, *written))
+    lost = {
+        f"{name} {reason}": count
+        for name, of in ((PRIMARY, host), *counted.items())
+        for reason, count in of.items()
+        if _LOSSES.match(reason) and count
+    }
+    return Comparison(rows, lost)
+
+
+def _object_bytes(tier: _Counts, host: _Counts) -> float:
+    """Return the mean length of a chunk in a tier; before its first store, the raw length."""
+    if tier["stored_chunks"]:
+        return float(tier["stored_object_bytes"] / tier["stored_chunks"])
+    return float(host["stored_bytes"] / host["stored_chunks"])
+
+
+def _read(source: str, requests: int) -> tuple[float, dict[str, _Counts]]:
+    """Return the pool's slots and each tier's counts, from a socket, a URL or a file."""
+    if re.match("https?://", source) or Path(source).is_file():
+        return _parse(source)
+    status = ask_engine(place_of_socket(source), command="status")
+    written = status["trace"] and status["trace"]["written_requests"]
+    if written is not None and abs(written - requests) > _MOST_REQUESTS_OFF * requests:
+        raise _other_time(source, f"{written:,} requests", f"{requests:,}")
+    tiers = {of["name"]: _flat(of) for of in (status["host"], *status["tiers"])}
+    return status["pool"]["slots"], tiers
+
+
+def _flat(status: Mapping[str, Any]) -> _Counts:
+    tables = [(name, of) for name, of in status.items() if isinstance(of, dict)]
+    return {**status, **{f"{name} {label}": of[label] for name, of in tables for label in of}}
+
+
+def _parse(source: str) -> tuple[float, dict[str, _Counts]]:
+    """Read metrics in Prometheus's text format."""
+    try:
+        url = Path(source).absolute().as_uri() if Path(source).is_file() else source
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+            text = answer.read().decode()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--compare {source}: {error}") from None
+    tiers: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, labelled, value in _SAMPLE.findall(text):
+        labels = dict(_LABEL.findall(labelled))
+        reason = ".".join(labels[of] for of in ("operation", "reason") if of in labels)
+        key = f"{_IN_STATUS.get(name, name)} {reason}".rstrip()
+        tiers[labels.get("tier", "")][key] = float(value)
+    pool = tiers.pop("", {})
+    if "pool_slots" not in pool or PRIMARY not in tiers:
+        raise ConfigError(f"--compare {source}: it has no metrics of kvtier's host pool")
+    return pool["pool_slots"], dict(tiers)
+
+
+def _other_time(source: str, counted: str, recorded: str) -> ConfigError:
+    return ConfigError(
+        f"--compare {source}: the engine has counted {counted}, and --trace has {recorded}; give "
+        "its whole recording, from its start until now, and no other"
+    )
