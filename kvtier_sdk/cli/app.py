@@ -14,6 +14,7 @@ import typer
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.bench import bench_command
 from kvtier_sdk.cli.check import check_command
+from kvtier_sdk.cli.conformance import conformance_command
 from kvtier_sdk.cli.engine import (
     drain_command,
     forget_command,
@@ -98,6 +99,7 @@ app.command("forget")(forget_command)
 app.add_typer(metrics_app, name="metrics")
 app.command("backends")(backends_command)
 app.command("new-backend")(new_backend_command)
+app.command("conformance")(conformance_command)
 app.command("replay")(replay_command)
 app.command("plan")(plan_command)
 app.command("bench")(bench_command)

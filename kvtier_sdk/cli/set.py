@@ -11,9 +11,8 @@ import typer
 from kvtier_sdk.cli.backends import written_default
 from kvtier_sdk.cli.engine import Socket, ask_engine
 from kvtier_sdk.cli.option_table import OptionInfo, describe_options
-from kvtier_sdk.cli.terminal import print_columns, say
+from kvtier_sdk.cli.terminal import print_columns, read_settings, say
 from kvtier_sdk.config.tiering_config import PoolOptions
-from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.options.tier import BoundedTierConfig, RunnerOptions
 
@@ -50,12 +49,8 @@ def set_command(
 
     The engine's log and 'kvtier events' record each change and its author.
     """
-    changes: dict[str, str | None] = {}
-    for text in settings or ():
-        option, equals, value = text.partition("=")
-        if not equals or option in changes:
-            raise ConfigError(f"{text!r} should be OPTION=VALUE, each option once")
-        changes[option] = None if value == "none" else value
+    given = read_settings(settings or ())
+    changes = {option: None if value == "none" else value for option, value in given.items()}
     answer = ask_engine(socket, command="set", tier=tier, options=changes)
     options = answer["options"]
     rows = []

@@ -36,6 +36,17 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
     return value
 
 
+def read_settings(texts: Sequence[str]) -> dict[str, str]:
+    """Parse arguments such as ``ttl=1h``; raise :class:`ConfigError` for wrong ones."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name in settings:
+            raise ConfigError(f"{text!r} should be OPTION=VALUE, each option once")
+        settings[name] = value
+    return settings
+
+
 def say(*lines: str, to_stderr: bool = False) -> None:
     """Print escaped lines, so that text from a store can neither move the cursor nor add lines."""
     for line in lines:

@@ -29,7 +29,7 @@ from kvtier_sdk.testing import (
     tier_state_machine,
 )
 from kvtier_sdk.testing.conformance import chunks, outages
-from kvtier_sdk.testing.conformance.suite import run_check
+from kvtier_sdk.testing.conformance.rules import run_check
 
 #: Checks that need real time. All others run on virtual time, where a hung call times out at once.
 REAL_TIME = {

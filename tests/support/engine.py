@@ -26,8 +26,9 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import TierLoop
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.runner.jobs import BreakerMoved, Report
-from kvtier_sdk.testing import InlineRunner, VirtualClock
+from kvtier_sdk.testing import VirtualClock
 from kvtier_sdk.tiering.manager import TieringManager
+from support.inline_runner import InlineRunner
 from support.live import Live, content
 
 CHUNK_BYTES = 64

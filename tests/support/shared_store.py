@@ -21,12 +21,12 @@ from kvtier_sdk.events import ChunkNote
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.runner.loop_thread import end_event_loop
-from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
 from kvtier_sdk.types import make_offload_key, split_offload_key
+from support.inline_runner import InlineRunner
 from support.router import Router, free_endpoints, publisher_at
 
 CHUNK_BYTES = 2048

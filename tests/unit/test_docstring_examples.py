@@ -20,7 +20,7 @@ import kvtier_sdk.engine
 from kvtier_sdk.testing import CHECKS, CheckSkipped, TierSubject
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import REQUEST
-from kvtier_sdk.testing.conformance.suite import run_check
+from kvtier_sdk.testing.conformance.rules import run_check
 
 SDK = {
     name: getattr(module, name)

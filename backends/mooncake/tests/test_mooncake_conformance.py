@@ -1,7 +1,7 @@
 import pytest
 from support.mooncake_store import MooncakeStore
 
-from kvtier_sdk.testing import TierConformance, TierSubject, check_a_full_tier_refuses_or_makes_room
+from kvtier_sdk.testing import CHECKS, TierConformance, TierSubject
 
 
 class TestMooncakeTier(TierConformance):
@@ -49,6 +49,6 @@ async def test_a_full_store(client, tmp_path):
         subject = TierSubject(
             store.url, chunk_bytes=300_000, small_tier=lambda object_bytes: store.url
         )
-        await check_a_full_tier_refuses_or_makes_room(subject)
+        await CHECKS["check_a_full_tier_refuses_or_makes_room"].run(subject)
     finally:
         store.kill()

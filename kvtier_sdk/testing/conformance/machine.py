@@ -9,21 +9,35 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.errors import FlakyFailure
+from hypothesis.internal.conjecture import engine
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from kvtier_sdk.errors import TierCapacityError
 from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import Probe, describe, is_miss, start_and_cancel
-from kvtier_sdk.testing.conformance.rules import Breach, judged
+from kvtier_sdk.testing.conformance.rules import (
+    ANY_SEQUENCE,
+    Breach,
+    ConformanceError,
+    judged,
+)
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability
 
 T = TypeVar("T")
 
-_RULE = "After any sequence of calls, a load returns what was stored under its key, or misses."
 _SAYS = "Results have the order and the length of the batch."
+#: The defaults of :func:`run_sequences`.
+SEQUENCES = SHRINK_S = 20
 _KEYS = 4
 _BATCHES = st.lists(st.integers(0, _KEYS - 1), max_size=6)
 _CHUNKS = st.integers(0, _KEYS - 1)
@@ -161,7 +175,7 @@ class TierMachine(RuleBasedStateMachine):
         return capability in self._subject.tier_class.capabilities
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        with judged("tier_state_machine", _RULE, _SAYS):
+        with judged("tier_state_machine", ANY_SEQUENCE, _SAYS):
             return self._loop.run_until_complete(coroutine)
 
 
@@ -176,3 +190,31 @@ def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMach
     subject each time. pytest and unittest collect the machine's ``TestCase``.
     """
     return type("TierMachine", (TierMachine,), {"make_subject": staticmethod(make_subject)})
+
+
+def run_sequences(
+    subject: TierSubject, sequences: int = SEQUENCES, shrink_s: int = SHRINK_S
+) -> None:
+    """Run the state machine; raise :class:`ConformanceError` for the shortest failing sequence."""
+    # Hypothesis searches for a shorter sequence for up to five minutes, and has no setting for this
+    # limit. A hanging tier would take all of this time, because each sequence waits for a timeout.
+    before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, shrink_s
+    try:
+        run_state_machine_as_test(
+            tier_state_machine(lambda: subject),
+            settings=settings(
+                max_examples=sequences,
+                stateful_step_count=20,
+                # Raise one failure, not an exception group.
+                report_multiple_bugs=False,
+                # Set no deadline, because the store may be slow and the machine busy.
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    except FlakyFailure as flaky:
+        # The breach did not occur again when Hypothesis repeated the sequence of calls.
+        failures, _ = flaky.split(ConformanceError)
+        raise flaky if failures is None else failures.exceptions[0] from flaky
+    finally:
+        engine.MAX_SHRINKING_SECONDS = before

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtier_sdk.errors import KVTierError
+from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.types import Capability, Medium
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class Check:
     run: CheckFunction
 
 
+#: The rule that the state machine checks.
+ANY_SEQUENCE = (
+    "After any sequence of calls, a load returns what was stored under its key, or misses."
+)
 #: The reason for skipping a check after ``write_raw`` has declined every object.
 DECLINED = "write_raw declined every object"
 
@@ -111,13 +116,18 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
             with judged(name, rule, says):
                 await body(subject)
 
-        run.__name__ = run.__qualname__ = name
-        run.__module__ = body.__module__
-        run.__doc__ = f"{body.__doc__}{_ARGUMENTS}"
         _checks[name] = Check(name, rule, says, needs, run)
         return run
 
     return decorate
+
+
+def run_check(check: Check, subject: TierSubject) -> None:
+    loop = subject.clock.new_event_loop()
+    try:
+        loop.run_until_complete(check.run(subject))
+    finally:
+        end_event_loop(loop, subject.clock)
 
 
 @contextmanager
@@ -148,15 +158,6 @@ def _unexpected(error: Exception) -> str:
 
 
 _KIT = Path(__file__).parents[1]
-_ARGUMENTS = """
-
-    Args:
-        subject: the tier under test.
-
-    Raises:
-        ConformanceError: the tier breaks the rule.
-        CheckSkipped: the check does not apply to the tier.
-    """
 
 
 def _missing(subject: TierSubject, needs: tuple[Need, ...]) -> Iterator[str]:

@@ -7,15 +7,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.errors import FlakyFailure
-from hypothesis.internal.conjecture import engine
-from hypothesis.stateful import run_state_machine_as_test
 
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner.loop_thread import end_event_loop
-from kvtier_sdk.testing.conformance.machine import tier_state_machine
-from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, ConformanceError, Hook
+from kvtier_sdk.testing.conformance.machine import SEQUENCES, SHRINK_S, run_sequences
+from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, Hook, run_check
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.types import OffloadKey
 
@@ -57,8 +52,8 @@ class TierConformance:
     blocking_s: ClassVar[float] = TierSubject.blocking_s
     settle_s: ClassVar[float] = TierSubject.settle_s
     hang_s: ClassVar[float] = TierSubject.hang_s
-    sequences: ClassVar[int] = 20
-    shrink_s: ClassVar[int] = 20
+    sequences: ClassVar[int] = SEQUENCES
+    shrink_s: ClassVar[int] = SHRINK_S
 
     @pytest.fixture
     def tier(self) -> TierLike:
@@ -140,14 +135,6 @@ class TierConformance:
         return TierSubject(tier, namespace=self.namespace, **given)
 
 
-def run_check(check: Check, subject: TierSubject) -> None:
-    loop = subject.clock.new_event_loop()
-    try:
-        loop.run_until_complete(check.run(subject))
-    finally:
-        end_event_loop(loop, subject.clock)
-
-
 def _test_of(check: Check) -> Callable[[TierConformance, TierSubject], None]:
     def test(self: TierConformance, subject: TierSubject) -> None:
         __tracebackhide__ = True
@@ -165,28 +152,7 @@ def _test_of(check: Check) -> Callable[[TierConformance, TierSubject], None]:
 def _test_any_sequence_of_calls(self: TierConformance, subject: TierSubject) -> None:
     """After any sequence of calls, a load returns what was stored under its key, or misses."""
     __tracebackhide__ = True
-    # Hypothesis searches for a shorter sequence for up to five minutes, and has no setting for this
-    # limit. A hanging tier would take all of this time, because each sequence waits for a timeout.
-    before, engine.MAX_SHRINKING_SECONDS = engine.MAX_SHRINKING_SECONDS, self.shrink_s
-    try:
-        run_state_machine_as_test(
-            tier_state_machine(lambda: subject),
-            settings=settings(
-                max_examples=self.sequences,
-                stateful_step_count=20,
-                # Raise one failure, not an exception group.
-                report_multiple_bugs=False,
-                # Set no deadline, because the store may be slow and the machine busy.
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    except FlakyFailure as flaky:
-        # The breach did not occur again when Hypothesis repeated the sequence of calls.
-        failures, _ = flaky.split(ConformanceError)
-        raise flaky if failures is None else failures.exceptions[0] from flaky
-    finally:
-        engine.MAX_SHRINKING_SECONDS = before
+    run_sequences(subject, self.sequences, self.shrink_s)
 
 
 for _check in CHECKS.values():

@@ -24,8 +24,8 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
 )
 from kvtier_sdk.runner.loop_thread import end_event_loop
-from kvtier_sdk.testing.inline_runner import InlineRunner
 from kvtier_sdk.types import OffloadKey
+from support.inline_runner import InlineRunner
 from support.simulation.breach import short
 
 #: Tolerance for two moments of the virtual clock that are meant to be equal.

@@ -25,7 +25,7 @@ from kvtier_sdk.testing import (
     VirtualClock,
     faulty,
 )
-from kvtier_sdk.testing.conformance.suite import run_check
+from kvtier_sdk.testing.conformance.rules import run_check
 
 KEYS = [make_offload_key(bytes([number]) * 32) for number in range(4)]
 OK = ["ok"] * 4
