@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nlargest
-from math import inf
+from math import exp, inf
 from pathlib import Path
+from random import Random
 
 from results import Series
 from runner import Benchmark, positive
@@ -28,7 +29,6 @@ from support.workloads import WORKLOADS, count_hits, generate
 
 from kvtier_sdk import EvictionPolicy, OffloadKey, RequestContext, load_policy
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
-from kvtier_sdk.cli.replay.workload import told
 
 _Workload = Sequence[ReplayRequest]
 _Play = tuple[str, _Workload, Callable[[], EvictionPolicy]]
@@ -72,9 +72,25 @@ def _told(workload: _Workload, seed: int) -> Iterator[_Play]:
     returns = load_policy("returns")
     yield "nothing", silent, returns
     yield "why answers end", workload, returns
-    yield "rough times", told(workload, 1.0, seed), returns
-    yield "exact times", told(workload, 0.0, seed), returns
+    yield "rough times", _timed(workload, 1.0, seed), returns
+    yield "exact times", _timed(workload, 0.0, seed), returns
     yield "optimum", workload, partial(_Optimum, workload)
+
+
+def _timed(workload: _Workload, error: float, seed: int) -> _Workload:
+    """Return a workload in which each request gives the time until its session's next request.
+
+    Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
+    deviation ``error``. After a session's last request the time is infinite.
+    """
+    rng = Random(seed)
+    next_s: dict[str | None, float] = {}
+    requests = []
+    for request in reversed(workload):
+        wait_s = next_s.get(request.session, inf) - request.arrived_s
+        next_s[request.session] = request.arrived_s
+        requests.append(replace(request, resume_in_s=wait_s * exp(rng.gauss(0, error))))
+    return requests[::-1]
 
 
 def _rates(name: str, slots: int, first: int, plays: Iterator[_Play]) -> Sequence[Series]:

@@ -13,7 +13,7 @@ import typer
 from kvtier_sdk.cli.replay import chat_workload, read_trace, replay
 from kvtier_sdk.cli.replay.page import replay_page
 from kvtier_sdk.cli.replay.view import print_report
-from kvtier_sdk.cli.replay.workload import common_chunk_bytes, told
+from kvtier_sdk.cli.replay.workload import common_chunk_bytes
 from kvtier_sdk.cli.targets import tools_for
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag
 from kvtier_sdk.config.tiering_config import TieringConfig
@@ -87,17 +87,6 @@ def replay_command(
             "how much time the hits have saved. As in an engine, a slower load is a miss.",
         ),
     ] = None,
-    told_error: Annotated[
-        float | None,
-        typer.Option(
-            "--told",
-            min=0,
-            metavar="ERROR",
-            help="For a trace with sessions: tell the policy when each session's next request "
-            "comes, wrong by a factor e^x, where x is normally distributed with this standard "
-            "deviation. --told 0 tells the truth.",
-        ),
-    ] = None,
     concurrency: Annotated[
         int,
         typer.Option(
@@ -137,8 +126,6 @@ def replay_command(
         raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
     else:
         played = read_trace(trace)[:requests]
-    if told_error is not None:
-        played = told(played, told_error, seed=0)
     flags = {"slots": slots, "chunk_bytes": chunk_bytes, "policy": policy, "tiers": tier or None}
     given = {name: value for name, value in flags.items() if value is not None}
     is_page = report_file is not None and report_file.name.endswith(".html")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gzip
 import hashlib
 import json
-import math
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -31,8 +29,7 @@ class ReplayRequest:
         arrived_s: time of the request's arrival.
         session: the conversation that the request continues or begins, if known.
         stop: why the answer ended, if known.
-        resume_in_s: the time until the session's next request, as the replay tells the policy;
-            infinite after a session's last request, ``None`` to tell nothing.
+        resume_in_s: the time until the session's next request, to tell the policy.
         tokens: length of the prompt; 0 if unknown.
     """
 
@@ -125,23 +122,6 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
         *(f"{prefix}line-{number}", keys, size, arrived / 1000, session, stop),
         tokens=tokens if type(tokens) is int and tokens > 0 else 0,
     )
-
-
-def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
-    """Return a workload in which each request gives the time until its session's next request."""
-    # Each time is wrong by a factor e^x, where x is normally distributed with mean 0 and standard
-    # deviation ``error``. After a session's last request the time is infinite.
-    if not all(request.session for request in workload):
-        raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
-    rng = random.Random(seed)
-    next_s: dict[str | None, float] = {}
-    requests = []
-    for request in reversed(workload):
-        wait_s = next_s.get(request.session, math.inf) - request.arrived_s
-        next_s[request.session] = request.arrived_s
-        factor = math.exp(rng.gauss(0, error))
-        requests.append(dataclasses.replace(request, resume_in_s=wait_s * factor))
-    return requests[::-1]
 
 
 def common_chunk_bytes(workload: Sequence[ReplayRequest]) -> int | None:

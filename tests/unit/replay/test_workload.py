@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 from pathlib import Path
 
 import pytest
-from support.command import kvtier
 
 from kvtier_sdk.cli.replay import read_trace
-from kvtier_sdk.cli.replay.workload import told
 from kvtier_sdk.errors import ReplayError
 
 #: Two turns of session 7, and between them the last turn of session 8.
@@ -45,22 +42,3 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
         (tmp_path / "agents.jsonl.gz").write_bytes(damaged)
         with pytest.raises(ReplayError, match=r"agents\.jsonl\.gz"):
             read_trace(tmp_path / "agents.jsonl.gz")
-
-
-def test_the_time_until_each_next_turn_is_told(tmp_path: Path) -> None:
-    requests = read_trace(write(tmp_path / "agents.jsonl"))
-    assert [of.resume_in_s for of in told(requests, 0, seed=1)] == [8.0, math.inf, math.inf]
-    wrong = [of.resume_in_s for of in told(requests, 1, seed=1)]
-    assert wrong[0] not in (None, 8.0)
-    assert wrong[1:] == [math.inf, math.inf]
-    assert wrong == [of.resume_in_s for of in told(requests, 1, seed=1)]
-
-
-def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
-    trace = tmp_path / "chats.jsonl"
-    trace.write_text('{"hash_ids": [1]}\n')
-    with pytest.raises(ReplayError, match="names no sessions"):
-        told(read_trace(trace), 0, seed=1)
-    refused = kvtier("replay", "--trace", str(trace), "--chunk-bytes", "64KiB", "--told", "1")
-    assert refused.returncode == 2
-    assert "names no sessions" in refused.stderr
