@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
-from itertools import groupby, product, takewhile
+from itertools import groupby, product, takewhile, zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.place import one_line
+from kvtier_sdk.options.place import brief, one_line
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.tiering.losses import NO_RECORD, Loss
@@ -44,7 +44,6 @@ _HINTS = {
     "engine": "the engines are of different releases",
     "compress": "one engine has a tier with compress=fp8, and the other has none",
 }
-_MOST_SHOWN = 24
 _BETWEEN = re.compile(r"[,\s]+")
 
 
@@ -221,8 +220,8 @@ def _leaves(
         if isinstance(ours, dict) and isinstance(theirs, dict):
             names = sorted(ours.keys() | theirs.keys())
             inner = {f"{name}.{key}": (ours.get(key), theirs.get(key)) for key in names}
-        elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-            pairs = enumerate(zip(ours, theirs, strict=True))
+        elif isinstance(ours, list) and isinstance(theirs, list):
+            pairs = enumerate(zip_longest(ours, theirs))
             inner = {f"{name}[{index}]": pair for index, pair in pairs}
         else:
             yield name, (ours, theirs)
@@ -245,7 +244,7 @@ def _show(
             other = answer.nearest
             say(f"  nearest other: {named(other.namespace)}, {other.chunks:,} chunks; it has")
             for name, pair in answer.differences.items():
-                ours, theirs = _brief(*pair)
+                ours, theirs = (brief(json.dumps(value)) for value in pair)
                 say(f"    {name} {theirs} instead of {ours}")
                 if name in _HINTS:
                     say(f"      {_HINTS[name]}")
@@ -326,21 +325,6 @@ def _as_json(
         ],
         "faults": faults.by_tier,
     }
-
-
-def _brief(ours: object, theirs: object) -> tuple[str, str]:
-    """Shorten two values to the text around their first difference."""
-    texts = json.dumps(ours), json.dumps(theirs)
-    pairs = zip(*texts, strict=False)
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    start = max(0, alike - _MOST_SHOWN // 2)
-    brief = [
-        ("..." if start else "")
-        + text[start:][:_MOST_SHOWN]
-        + ("..." if len(text) > start + _MOST_SHOWN else "")
-        for text in texts
-    ]
-    return brief[0], brief[1]
 
 
 def _read_key(text: str) -> OffloadKey:
