@@ -41,7 +41,7 @@ class TierWay(Way):
             payload_bytes=self.work.chunk_bytes,
             clock=SystemClock(),
             logger=logging.getLogger("bench"),
-            report_removed=lambda keys, *, evicted=False: None,
+            report_removed=lambda keys, **why: None,
             regions=tuple(self.work.regions),
         )
         self._tier = spec.tier_class(spec.config, context)

@@ -92,14 +92,18 @@ def ask_engine(socket: Path, **request: Any) -> dict[str, Any]:
     return answer
 
 
+def sockets_of(config: TieringConfig) -> list[Path]:
+    if config.admin_socket is None:
+        return []
+    path = Path(config.admin_socket)
+    return sorted(path.glob("kvtier-*.sock")) if path.is_dir() else [path]
+
+
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Purge the engines' host pools; return reports with counts that continue ``before``."""
-    if config.admin_socket is None:
-        return []
-    path = Path(config.admin_socket)
-    sockets = sorted(path.glob("kvtier-*.sock")) if path.is_dir() else [path]
+    sockets = sockets_of(config)
     forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
     purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets]
     for one in purged:

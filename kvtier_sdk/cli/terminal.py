@@ -22,8 +22,6 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout instead of the text.")
 ]
 
-_UNITS = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
-
 
 def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool = False) -> T:
     """Parse a flag; raise :class:`ConfigError` for invalid text, and for 0 unless ``may_be_0``."""
@@ -74,14 +72,14 @@ def print_columns(rows: Sequence[Sequence[str]], numbers_from: int | None = None
         say("  ".join(cells).rstrip())
 
 
-def ago(then_s: float | None, now_s: float) -> str:
-    if then_s is None:
-        return "-"
-    past_s = max(0.0, now_s - then_s)
-    for unit, length_s in _UNITS:
-        if past_s >= length_s:
-            return f"{past_s / length_s:.0f} {unit}"
-    return "now"
+def duration(duration_s: float, parts: int = 2) -> str:
+    """Return text such as ``"6 min 4 s"``, with at most ``parts`` units."""
+    minutes, s = divmod(max(0, int(duration_s)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    counts = [(days, "d"), (hours, "h"), (minutes, "min"), (s, "s")]
+    first = next((n for n, (count, _) in enumerate(counts) if count), 3)
+    return " ".join(f"{count} {unit}" for count, unit in counts[first : first + parts])
 
 
 def share(part: float, whole: float) -> str:

@@ -36,7 +36,9 @@ CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 class ReportRemoved(Protocol):
     """A function that reports removed chunks to the SDK; see :class:`TierContext`."""
 
-    def __call__(self, keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None: ...
+    def __call__(
+        self, keys: Iterable[OffloadKey], /, *, evicted: bool = False, expired: bool = False
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class TierContext:
         logger: this tier's own logger.
         report_removed: reports to the SDK that chunks are gone from the tier. Any thread may call
             this function, which never blocks. Pass ``evicted=True`` only if a full tier removed the
-            chunks to make room, not if the chunks expired, were deleted or were found damaged.
+            chunks to make room, and ``expired=True`` only if the chunks were too old. Pass neither
+            if the chunks were deleted or found damaged.
         regions: the memory of all transfers' buffers in this process: the slots, and the SDK's own
             buffers. The regions stay valid from before ``open`` until ``close`` has returned, so a
             client library (RDMA, GPUDirect) needs to register them only once.

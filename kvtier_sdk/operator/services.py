@@ -34,7 +34,7 @@ from kvtier_sdk.trace import TraceRecorder
 
 _log = logging.getLogger("kvtier.admin")
 
-_COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt")
+_COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt", "losses")
 _VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
 #: The maximum number of hints whose receipts are kept. The oldest receipts are dropped.
 _MOST_HINTS = 64
@@ -166,6 +166,8 @@ class _ManagerControl:
             return self._set(clients.get(name), request.get("options"), caller)
         if name not in clients:
             return {"error": f"no tier {name!r}; {nearest(name, clients, 'there are')}"}
+        if command == "losses":
+            return self._losses(clients[name], request)
         clients[name].is_drained = command == "drain"
         done = "taken out" if command == "drain" else "put back"
         _log.warning("%s: the tier is %s by %s", name, done, caller)
@@ -202,6 +204,12 @@ class _ManagerControl:
             self._purge = self.manager.purge_pool()
             _log.warning("the host pool is emptied by %s", caller)
         return self._status() | {"is_meant": is_meant}
+
+    def _losses(self, client: TierClient, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Say why the tier lacks each of the absent ``keys``; nothing of another namespace."""
+        keys = map(bytes.fromhex, request.get("keys", ()))
+        is_ours = request.get("namespace") in self.fingerprints
+        return {"losses": [client.losses.find(key) if is_ours else None for key in keys]}
 
     def _give_hint(self, request: Mapping[str, Any]) -> dict[str, Any]:
         verb = _VERBS.get(str(request.get("verb")))

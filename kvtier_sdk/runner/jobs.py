@@ -152,10 +152,11 @@ class Progressed(msgspec.Struct, eq=False, tag=True):
 
 
 class ChunksRemoved(msgspec.Struct, eq=False, tag=True):
-    """The tier has removed chunks. ``evicted`` is true if it removed them to make room."""
+    """The tier has removed chunks: to make room if ``evicted``, or because they ``expired``."""
 
     keys: Sequence[OffloadKey]
     evicted: bool = False
+    expired: bool = False
 
 
 class BreakerMoved(msgspec.Struct, eq=False, tag=True):

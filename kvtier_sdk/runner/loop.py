@@ -641,10 +641,12 @@ class TierLoop:
         if counters or gauges:
             self._report(MetricsChanged(counters, gauges))
 
-    def _report_removed(self, keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
+    def _report_removed(
+        self, keys: Iterable[OffloadKey], *, evicted: bool = False, expired: bool = False
+    ) -> None:
         """Report removed chunks except the probes' chunk. Any thread may call this."""
         # Convert the keys here, so that an invalid key causes an error in the backend's own call.
         removed = [bytes(memoryview(key)) for key in keys if key != CANARY_KEY]
         if removed:
             self._inventory.removed(removed)
-            self._report(ChunksRemoved(removed, evicted))
+            self._report(ChunksRemoved(removed, evicted, expired))

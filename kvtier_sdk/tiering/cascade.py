@@ -29,6 +29,16 @@ class ManagedTier:
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
+    def admit(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+        """Return the slots whose chunks the tier gets, and the other slots."""
+        chosen = self.admission.choose(slots)
+        if len(chosen) == len(slots):
+            return slots, ()
+        kept = set(chosen)
+        others = [slot for slot in slots if slot not in kept]
+        self.client.losses.note([slot.key for slot in others], "not_admitted")
+        return chosen, others
+
 
 class Cascade:
     """A sender of readable chunks to each tier at the moment that the tier's store policy defines.
@@ -78,6 +88,12 @@ class Cascade:
         """True if a store lacked slots and no later step has made room."""
         return bool(self._on_evict) and self.missing > 0
 
+    def lacked_room(self, keys: Sequence[OffloadKey]) -> None:
+        """Record chunks that found no slot, so that no tier can get them."""
+        self.missing = max(self.missing, len(keys))
+        for tier in self._tiers:
+            tier.client.losses.note(keys, "store.primary_full")
+
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
@@ -88,15 +104,15 @@ class Cascade:
                 self._serve_followers(slots)
             return
         for tier in self._on_store:
-            chosen = tier.admission.choose(slots)
-            for slot in _others(slots, chosen):
+            chosen, others = tier.admit(slots)
+            for slot in others:
                 self._note_failed(slot, tier.bit)
             self._offer(tier, chosen, request)
         if self.tracks:
             for slot in slots:
                 self._offers(slot).owed = self._owed_mask
             for tier in self._on_evict:
-                for slot in _others(slots, tier.admission.choose(slots)):
+                for slot in tier.admit(slots)[1]:
                     self._offers(slot).owed &= ~tier.bit
             self._serve_followers(slots)
 
@@ -160,7 +176,7 @@ class Cascade:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
                 # Do not owe chunks to a tier that is down or slow: they would fill the pool.
-                tier.client.drop_stores(len(owed))
+                tier.client.drop_stores([slot.key for slot in owed])
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
             else:
@@ -259,10 +275,3 @@ class Cascade:
             for index, request in followers.items():
                 tier = self._tiers[index]
                 self._send(tier, self._unsent(tier, [slot]), request)
-
-
-def _others(slots: Sequence[Slot], chosen: Sequence[Slot]) -> Sequence[Slot]:
-    if len(chosen) == len(slots):
-        return ()
-    kept = set(chosen)
-    return [slot for slot in slots if slot not in kept]

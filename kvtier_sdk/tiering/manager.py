@@ -421,7 +421,7 @@ class TieringManager:
         if rejected:
             del new[len(slots) :]
             self._primary.stats.dropped["store.primary_full"] += len(rejected)
-            self._cascade.missing = max(self._cascade.missing, len(rejected))
+            self._cascade.lacked_room(rejected)
         self._primary.assign(new, slots, _WRITING)
         state.writes.update(zip(new, slots, strict=True))
         if new:

@@ -32,6 +32,7 @@ from kvtier_sdk.runner.jobs import (
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.known_chunks import KnownChunks
+from kvtier_sdk.tiering.losses import Losses
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
 from kvtier_sdk.tiering.spans import span_maker
 from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
@@ -85,6 +86,7 @@ class TierClient:
         stats: live counters; the caller counts ``hit_chunks``.
         chunk_bytes: payload of a chunk.
         jobs: jobs that were handed to the runner and are not yet released.
+        losses: why the tier lacks chunks that it had or was offered.
         load_bytes: payload of collected and running loads.
         store_bytes: payload of collected and running stores.
         is_drained: true to take the tier out of use. Running jobs still end, but
@@ -132,6 +134,7 @@ class TierClient:
         self._listener = listener
         self._clock = clock
         self.log: TierLog = TierLog(spec.name, clock)
+        self.losses: Losses = Losses(clock)
         self.chunk_bytes: int = chunk_bytes
         self._max_load_bytes = spec.runner.max_queue_bytes
         self._max_store_bytes = min(max_store_bytes or math.inf, spec.runner.max_queue_bytes)
@@ -315,7 +318,7 @@ class TierClient:
         Returns:
             The job, or ``None`` if no chunk was accepted. Rejected chunks count as dropped.
         """
-        taken = self._admit(_LOAD, len(keys), whole=whole)
+        taken = self._admit(_LOAD, keys, whole=whole)
         if not taken:
             return None
         self.load_bytes += taken * self.chunk_bytes
@@ -343,7 +346,7 @@ class TierClient:
         The parameters ``keys``, ``slots``, ``request``, ``whole`` and ``tag``, and the result, are
         as for :meth:`load`. The tier reads the slots until the job is released.
         """
-        taken = self._admit(_STORE, len(keys), whole=whole)
+        taken = self._admit(_STORE, keys, whole=whole)
         if not taken:
             return None
         self.store_bytes += taken * self.chunk_bytes
@@ -385,10 +388,10 @@ class TierClient:
         self._stale = True
         self._known.purge(next(self._job_ids))
 
-    def drop_stores(self, count: int) -> None:
-        """Count ``count`` chunks as dropped because the tier refuses stores."""
-        if count:
-            self.stats.dropped[f"store.{self._refusal}"] += count
+    def drop_stores(self, keys: Sequence[OffloadKey]) -> None:
+        """Count the chunks ``keys`` as dropped because the tier refuses stores."""
+        if keys:
+            self._drop(keys, f"store.{self._refusal}")
 
     def drop_lookups(self, count: int) -> None:
         """Count the lookups of ``count`` chunks as dropped because the tier refuses reads."""
@@ -468,9 +471,10 @@ class TierClient:
             self._purge_at_s = now_s + self.spec.runner.max_probe_interval_s
             self._collect(_PURGE, [EVERY_CHUNK], (), NO_REQUEST, _PURGE_DEADLINE_S)
 
-    def _admit(self, operation: Operation, count: int, *, whole: bool) -> int:
-        """Return how many of ``count`` chunks the queue accepts; count the others as dropped."""
+    def _admit(self, operation: Operation, keys: Sequence[OffloadKey], *, whole: bool) -> int:
+        """Return how many of the chunks the queue accepts; count the others as dropped."""
         is_load = operation is _LOAD
+        count = len(keys)
         # A drained tier still accepts loads, because the manager may have chosen them before.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
@@ -481,8 +485,13 @@ class TierClient:
                 taken = count * is_empty
             reason = "queue_full"
         if taken < count:
-            self.stats.dropped[f"{operation.value}.{reason}"] += count - taken
+            self._drop(keys[taken:], f"{operation.value}.{reason}")
         return taken
+
+    def _drop(self, keys: Sequence[OffloadKey], reason: str) -> None:
+        self.stats.dropped[reason] += len(keys)
+        if not reason.startswith("load."):
+            self.losses.note(keys, reason)
 
     @property
     def _refusal(self) -> str:
@@ -504,8 +513,13 @@ class TierClient:
         elif isinstance(report, Progressed):
             self.pace.progress(report.operation, now_s)
         elif isinstance(report, ChunksRemoved):
+            reason = "purged" if self._purging else "removed"
             if report.evicted:
                 self.stats.evicted_chunks += len(report.keys)
+                reason = "evicted"
+            elif report.expired:
+                reason = "expired"
+            self.losses.note(report.keys, reason)
             self._listener.removed(self, report.keys, evicted=report.evicted)
             self._known.discard(report.keys)
             self.jobs.note_removed(report.keys)
@@ -538,10 +552,15 @@ class TierClient:
             self._listener.answered(self, job, verdicts)
         elif operation is _LOAD:
             self._listener.loaded(self, job, verdicts)
-            self._known.loaded(job, verdicts, self.jobs.without_removed(job, list(job.keys)))
+            present = self.jobs.without_removed(job, list(job.keys))
+            self._known.loaded(job, verdicts, present)
+            if verdicts.count(_OK) < len(verdicts):
+                self.losses.failed(job, verdicts, set(present))
         elif operation is _STORE:
             self._listener.stored(self, job, verdicts)
             stored = [k for k, v in zip(job.keys, verdicts, strict=True) if v is _OK]
+            if len(stored) < len(verdicts):
+                self.losses.failed(job, verdicts, ())
             stored = self.jobs.without_removed(job, stored)
             self._known.found(job, stored)
             self._events.add(stored, removed=False)

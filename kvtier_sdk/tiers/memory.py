@@ -145,16 +145,18 @@ class MemoryTier(SecondaryTierManager):
     def _remove_expired(self) -> None:
         now_s = self.context.clock.now_s()
         if self.config.ttl_s is not None:
-            self._remove(_until(now_s - self.config.ttl_s, self._objects, self._used_s))
+            too_old = _until(now_s - self.config.ttl_s, self._objects, self._used_s)
+            self._remove(too_old, expired=True)
         if self.config.max_age_s is not None:
-            self._remove(_until(now_s - self.config.max_age_s, self._stored_s, self._stored_s))
+            too_old = _until(now_s - self.config.max_age_s, self._stored_s, self._stored_s)
+            self._remove(too_old, expired=True)
 
-    def _remove(self, keys: Sequence[OffloadKey], *, evicted: bool = False) -> None:
+    def _remove(self, keys: Sequence[OffloadKey], **why: bool) -> None:
         for key in keys:
             self._used_bytes -= len(self._objects.pop(key))
             del self._used_s[key], self._stored_s[key]
         if keys:
-            self.context.report_removed(keys, evicted=evicted)
+            self.context.report_removed(keys, **why)
 
 
 def _until(

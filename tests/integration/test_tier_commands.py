@@ -220,12 +220,12 @@ def test_a_check_changes_nothing_that_is_counted_or_chosen(folder: Folder) -> No
 
 
 def test_explain_follows_a_difference_to_its_value(folder: Folder, tmp_path: Path) -> None:
-    groups = [{"tokens_per_block": 32, "layers": ["a"]}]
+    groups = [{"tokens_per_block": 32, "layers": ["a", "b"]}]
     facts = tmp_path / "facts.json"
     facts.write_text(json.dumps({**FACTS, "groups": groups, "chunk_bytes": CHUNK_BYTES}))
     (found,) = tier("explain", folder.url, "--namespace", str(facts))["tiers"]
     assert (found["is_there"], found["contents"]) == (False, None)
-    assert set(found["differences"]) == {"groups[0].tokens_per_block"}
+    assert set(found["differences"]) == {"groups[0].tokens_per_block", "groups[0].layers[1]"}
 
 
 def test_explain_tells_present_from_absent_and_damaged(folder: Folder) -> None:

@@ -31,6 +31,7 @@ class Workbench:
         self.facts: dict[str, object] = {"model": "m", "dtype": "bf16"}
         self.removed: list[bytes] = []
         self.evicted: list[bytes] = []
+        self.expired: list[bytes] = []
         self.opened: list[SecondaryTierManager] = []
 
     @property
@@ -62,10 +63,14 @@ class Workbench:
         )
         return spec.tier_class(spec.config, context)
 
-    def _note_removed(self, keys: Iterable[bytes], *, evicted: bool = False) -> None:
+    def _note_removed(
+        self, keys: Iterable[bytes], *, evicted: bool = False, expired: bool = False
+    ) -> None:
         self.removed.extend(keys)
         if evicted:
             self.evicted.extend(keys)
+        if expired:
+            self.expired.extend(keys)
 
     async def open(self, *url: str, **options: object) -> SecondaryTierManager:
         tier = self.make(*url, **options)

@@ -18,7 +18,7 @@ def removed() -> list[OffloadKey]:
 
 @pytest.fixture
 def make_context(removed: list[OffloadKey]) -> Callable[..., TierContext]:
-    def report_removed(keys: Iterable[OffloadKey], *, evicted: bool = False) -> None:
+    def report_removed(keys: Iterable[OffloadKey], **why: bool) -> None:
         removed.extend(keys)
 
     def make(clock: Clock | None = None) -> TierContext:

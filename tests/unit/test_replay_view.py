@@ -18,7 +18,6 @@ def report_of(
         compared_bytes=50 * 2**20,
         wrong_bytes=wrong_bytes,
         elapsed_s=2.0,
-        scheduler_us={"mean": 9.0, "p50": 8.0, "p99": 20.0, "max": 30.0},
         tiers=[TierStats("host", "primary"), tier],
         left_over={},
         history=ReplayHistory([], sources=2),

@@ -15,11 +15,11 @@ from typing import TypeAlias
 from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
-#: The namespace's fingerprint, the chunk's key, the file's length (or DELETED, or EVICTED), and the
-#: time of the chunk's last use. Changes are plain tuples, because reading many must be fast.
+#: The namespace's fingerprint, the chunk's key, the file's length (or a reason below), and the time
+#: of the chunk's last use. Changes are plain tuples, because reading many must be fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
-#: Values in place of the length, for a deleted chunk and for a chunk evicted to make room.
-DELETED, EVICTED = -1, -2
+#: Values in place of a length: the chunk was deleted, was evicted to make room, or has expired.
+DELETED, EVICTED, EXPIRED = -1, -2, -3
 
 _READ_BYTES = 2**20
 _PART_RECORDS = 2**12
@@ -51,7 +51,7 @@ class Ledger:
                 fingerprint, size_bytes, used_ns, key_bytes = _RECORD.unpack_from(content, at)
                 if (end_at := key_at + key_bytes) > len(content):
                     break
-                if not key_bytes or size_bytes < EVICTED or not 0 <= used_ns < MAX_USED_NS:
+                if not key_bytes or size_bytes < EXPIRED or not 0 <= used_ns < MAX_USED_NS:
                     raise LedgerDamagedError
                 yield fingerprint.hex(), content[key_at:end_at], size_bytes, used_ns
                 at = end_at

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from kvtier_file.chunks import ChunkId, StoredChunk
 from kvtier_file.errors import FULL
-from kvtier_file.ledger import DELETED, EVICTED, Change
+from kvtier_file.ledger import DELETED, EVICTED, EXPIRED, Change
 from kvtier_file.root import Root
 from kvtier_file.shared_files import SharedFiles
 from kvtier_file.shared_header import Reservation, SharedHeader
@@ -70,7 +70,7 @@ class SharedUsage:
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
         """Hold the shared lock during the block, after applying other processes' changes."""
-        removed: dict[OffloadKey, bool] = {}
+        removed: dict[OffloadKey, int] = {}
         try:
             with self._thread_lock:
                 self._reserved_bytes -= releasing_bytes
@@ -87,9 +87,10 @@ class SharedUsage:
                 finally:
                     removed = self._replica.take_removed()
         finally:
-            for evicted in (False, True):
-                if keys := [key for key, was_evicted in removed.items() if was_evicted is evicted]:
-                    self._report_removed(keys, evicted=evicted)
+            for reason in (DELETED, EXPIRED, EVICTED):
+                if keys := [key for key, found in removed.items() if found == reason]:
+                    is_evicted, is_expired = reason == EVICTED, reason == EXPIRED
+                    self._report_removed(keys, evicted=is_evicted, expired=is_expired)
 
     # The caller of the methods below must hold the lock.
 
@@ -109,9 +110,9 @@ class SharedUsage:
         (fingerprint, key), size_bytes, used_ns = stored
         self._record((fingerprint, key, size_bytes, used_ns))
 
-    def discard(self, chunk_id: ChunkId, *, evicted: bool = False) -> None:
-        """Stop counting a chunk that was deleted, or ``evicted`` to make room for others."""
-        self._record((*chunk_id, EVICTED if evicted else DELETED, 0))
+    def discard(self, chunk_id: ChunkId, reason: int = DELETED) -> None:
+        """Stop counting a chunk that is gone, for one of the ledger's reasons."""
+        self._record((*chunk_id, reason, 0))
 
     def recount(self) -> None:
         self.mark_dirty()

@@ -16,6 +16,7 @@ from kvtier_file.chunks import ChunkId, RecencyClock, StoredChunk
 from kvtier_file.compiled import DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
 from kvtier_file.errors import FAULTS, chunk_error, open_error, tier_error
+from kvtier_file.ledger import DELETED, EVICTED, EXPIRED
 from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
 from kvtier_file.shared_files import new_lease
@@ -404,7 +405,7 @@ class ChunkStore:
                 expired_ns, pinned=self._pins.pinned(), last_used_ns=self._root.last_used_ns
             )
             with suppress(OSError):  # expired chunks are misses anyway; the next store tries again
-                self._remove(expired)
+                self._remove(expired, EXPIRED)
 
     def _make_room(
         self,
@@ -424,15 +425,11 @@ class ChunkStore:
         )
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
-        self._remove(victims[:spares], into, evicted=True)
-        self._remove(victims[spares:], evicted=True)
+        self._remove(victims[:spares], EVICTED, into)
+        self._remove(victims[spares:], EVICTED)
 
     def _remove(
-        self,
-        chunk_ids: Iterable[ChunkId],
-        into: Temporaries | None = None,
-        *,
-        evicted: bool = False,
+        self, chunk_ids: Iterable[ChunkId], reason: int, into: Temporaries | None = None
     ) -> None:
         usage = self._usage
         for chunk_id in chunk_ids:
@@ -443,7 +440,7 @@ class ChunkStore:
                 # Mark the chunk as used, so that the next store tries others first.
                 usage.budget.touch(chunk_id, self._clock.take(1)[0])
                 raise
-            usage.discard(chunk_id, evicted=evicted)
+            usage.discard(chunk_id, reason)
 
     def _reconcile(self, directory: NamespaceDirectory, keys: Sequence[OffloadKey]) -> None:
         """Correct the count to match the disk for ``keys``; remove files that cannot be loaded."""
@@ -459,11 +456,14 @@ class ChunkStore:
                         if found.chunk_id not in usage.budget:
                             usage.add(found)
                         continue
+                    reason = DELETED
                     if found:
                         usage.mark_dirty()
                         directory.remove(key)
+                        if found.size_bytes in directory.lengths:
+                            reason = EXPIRED
                     if self._id(key) in usage.budget:
-                        usage.discard(self._id(key))
+                        usage.discard(self._id(key), reason)
 
     def _is_loadable(self, found: StoredChunk | None, directory: NamespaceDirectory) -> bool:
         return (

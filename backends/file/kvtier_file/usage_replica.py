@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from kvtier_file.budget import Budget
-from kvtier_file.ledger import DELETED, EVICTED, Change, Ledger, LedgerDamagedError
+from kvtier_file.ledger import DELETED, Change, Ledger, LedgerDamagedError
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
@@ -22,7 +22,7 @@ class UsageReplica:
     def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
         self.budget = Budget(capacity_bytes)
         self._fingerprint = fingerprint
-        self._removed: dict[OffloadKey, bool] = {}  # true for evicted chunks, false for deleted
+        self._removed: dict[OffloadKey, int] = {}  # each chunk's reason, as in the ledger
         # The ledger's generation, and the offset up to which the budget includes its changes.
         self._generation: int | None = None
         self._end = 0
@@ -61,7 +61,7 @@ class UsageReplica:
             else:
                 discard(fingerprint, key)
                 if fingerprint == self._fingerprint:
-                    removed[key] = size_bytes == EVICTED
+                    removed[key] = size_bytes
 
     def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
         """Append applied changes to the ledger or compact it, then declare the header clean."""
@@ -77,8 +77,8 @@ class UsageReplica:
     def detach(self) -> None:
         self._generation = None
 
-    def take_removed(self) -> dict[OffloadKey, bool]:
-        """Return this namespace's removals since the last call; true marks an evicted chunk."""
+    def take_removed(self) -> dict[OffloadKey, int]:
+        """Return this namespace's removals since the last call, with the ledger's reasons."""
         removed, self._removed = self._removed, {}
         return removed
 

@@ -337,6 +337,7 @@ async def test_no_use_extends_the_maximum_age(bench, in_both_forms, ttl, restart
     assert isinstance(verdict, ChunkNotFoundError)
     assert await bench.has(tier, *KEYS[:5]) == [False, False, False, True, False]
     assert bench.stored_bytes() == bench.object_bytes
+    assert (sorted(bench.expired), bench.evicted) == (sorted({*KEYS[:3], KEYS[4]}), [])
     # The age of a chunk counts from its last store.
     assert await bench.put(tier, KEYS[0]) == [None]
     bench.clock.ahead_s = 13000
@@ -361,6 +362,9 @@ async def test_a_chunk_too_old_goes_with_the_next_store(bench):
     bench.clock.ahead_s = 4000
     await bench.put(second, KEYS[2])
     assert bench.stored_bytes() == bench.object_bytes
+    # The first tier learns it from the ledger.
+    assert await bench.put(first, KEYS[3]) == [None]
+    assert sorted(bench.expired) == sorted(2 * KEYS[:2])
 
 
 async def test_a_chunk_of_unknown_age_is_too_old(bench, in_both_forms):

@@ -109,7 +109,8 @@ class Sweeper:
         for evicted, names in victims.items():
             await self._bucket.delete(names)
             keys = [self._names.key_in(name) for name in names]
-            self._context.report_removed([key for key in keys if key is not None], evicted=evicted)
+            known = [key for key in keys if key is not None]
+            self._context.report_removed(known, evicted=evicted, expired=not evicted)
         return sum(map(len, victims.values())) == _MOST_VICTIMS
 
     def _victims(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-import time
-from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.cli.replay.bystanders import check_bystanders
-from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport, distribution
+from kvtier_sdk.cli.replay.report import ReplayHistory, ReplayReport
 from kvtier_sdk.cli.replay.sessions import session_hits
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.cli.tier.maintenance import pages
@@ -84,7 +82,6 @@ def replay(
             compared_bytes=driver.compared_bytes,
             wrong_bytes=driver.wrong_bytes,
             elapsed_s=elapsed_s,
-            scheduler_us=distribution(driver.us_per_chunk, driver.chunks),
             tiers=manager.stats,
             left_over=manager.left_over(),
             history=history,
@@ -125,10 +122,6 @@ class _Driver:
         if self._spills:
             limits.append(self._manager.headroom_slots)
         self._window = max(1, min([self._pool.slots // 2, *limits]))
-        # Measures the end of each step. This time is added to the next request that finishes.
-        self._step_meter = _Meter()
-        self.us_per_chunk = array("d")
-        self.chunks = array("q")
 
     def play(
         self,
@@ -160,36 +153,30 @@ class _Driver:
                     if on_progress is not None:
                         on_progress(done)
                 moved = moved or progressed is not False
-            with self._step_meter:
-                self._manager.on_schedule_end()
+            self._manager.on_schedule_end()
             if not moved:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
         """Wait for a tier's report, at most ``_STEP_S``. In a closed loop, wait for all jobs."""
         # A closed loop plays one request at a time. If it made a step after every report, it would
-        # repeat lookups that an engine does not repeat, and count them as scheduler time.
+        # repeat lookups that an engine does not repeat.
         while reported.wait(_STEP_S) and self._closed:
             reported.clear()
-            # Measure this poll of the tiers, because an engine spends time on polls too.
-            with self._step_meter:
-                busy = self._manager.has_pending_work()
-            if not busy:
+            if not self._manager.has_pending_work():
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
         """Play a request. Yield at the end of each step, with true if the step made progress."""
         self._history.arrived_s = request.arrived_s
         context = request.context
-        meter = _Meter()
-        with meter:
-            self._manager.on_new_request(context)
+        self._manager.on_new_request(context)
         hits = 0
         for window in self._windows(request.keys):
             started_s = self._clock.now_s()
-            found = yield from self._find(window, context, meter)
+            found = yield from self._find(window, context)
             self._history.wait_s[number] += self._clock.now_s() - started_s
-            sources = self._load(window[:found], context, meter)
+            sources = self._load(window[:found], context)
             self._history.note_hits(number, hits, sources)
             if self._closed and self._spills:
                 yield from self._settle()
@@ -198,63 +185,49 @@ class _Driver:
                 break
         self.hit_chunks += hits
         for window in self._windows(request.keys[hits:]):
-            yield from self._store(window, context, meter)
-        with meter:
-            self._manager.on_request_finished(context, stop=request.stop)
-        if request.keys:
-            spent_ns = meter.take() + self._step_meter.take()
-            self.us_per_chunk.append(spent_ns / 1e3 / len(request.keys))
-            self.chunks.append(len(request.keys))
+            yield from self._store(window, context)
+        self._manager.on_request_finished(context, stop=request.stop)
 
     def _windows(self, keys: Sequence[OffloadKey]) -> Iterator[Sequence[OffloadKey]]:
         return pages(keys, self._window if self._closed else max(1, len(keys)))
 
     def _find(
-        self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
+        self, keys: Sequence[OffloadKey], context: RequestContext
     ) -> Generator[bool, None, int]:
         """Look up the keys in each step until no key is pending; count the leading hits."""
         lookup = self._manager.lookup
         while True:
             hits = 0
             pending = False
-            with meter:
-                for key in keys:
-                    result = lookup(key, context)
-                    if result is LookupResult.HIT:
-                        hits += 1
-                    elif result is LookupResult.MISS:
-                        break
-                    else:
-                        pending = True
+            for key in keys:
+                result = lookup(key, context)
+                if result is LookupResult.HIT:
+                    hits += 1
+                elif result is LookupResult.MISS:
+                    break
+                else:
+                    pending = True
             if not pending:
                 return hits
             yield False
 
-    def _load(
-        self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
-    ) -> Sequence[int]:
+    def _load(self, keys: Sequence[OffloadKey], context: RequestContext) -> Sequence[int]:
         """Load chunks and compare their content; return each chunk's source."""
         if not keys:
             return ()
-        with meter:
-            spec = self._manager.prepare_load(keys, context)
+        spec = self._manager.prepare_load(keys, context)
         for key, slot in zip(keys, spec.slots, strict=True):
             self.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
             self.compared_bytes += self._pool.chunk_bytes
-        with meter:
-            self._manager.complete_load(keys, context)
+        self._manager.complete_load(keys, context)
         return spec.sources
 
-    def _store(
-        self, keys: Sequence[OffloadKey], context: RequestContext, meter: _Meter
-    ) -> Iterator[bool]:
+    def _store(self, keys: Sequence[OffloadKey], context: RequestContext) -> Iterator[bool]:
         while True:
-            with meter:
-                output = self._manager.prepare_store(keys, context)
+            output = self._manager.prepare_store(keys, context)
             for key, slot in zip(output.keys_to_store, output.slots, strict=True):
                 self._content.write(key, self._pool.view(slot))
-            with meter:
-                self._manager.complete_store(output.keys_to_store, context)
+            self._manager.complete_store(output.keys_to_store, context)
             if not self._closed:
                 yield True
                 return
@@ -296,22 +269,3 @@ class ChunkContent:
     def _expected(self, key: OffloadKey) -> npt.NDArray[np.uint8]:
         np.add(self._base, np.uint64(xxh3_64_intdigest(key)), out=self._scratch)
         return self._bytes
-
-
-class _Meter:
-    """A meter of the calling thread's CPU time inside ``with`` blocks."""
-
-    def __init__(self) -> None:
-        self._total_ns = 0
-        self._started_ns = 0
-
-    def take(self) -> int:
-        """Return the nanoseconds measured since the last call."""
-        taken, self._total_ns = self._total_ns, 0
-        return taken
-
-    def __enter__(self) -> None:
-        self._started_ns = time.thread_time_ns()
-
-    def __exit__(self, *_: object) -> None:
-        self._total_ns += time.thread_time_ns() - self._started_ns

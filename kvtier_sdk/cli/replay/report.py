@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvtier_sdk.cli.replay.sessions import SessionHits, percentile
+from kvtier_sdk.cli.replay.sessions import SessionHits
 from kvtier_sdk.cli.replay.workload import ReplayRequest
 from kvtier_sdk.metrics import TierStats
 
@@ -49,8 +49,6 @@ class ReplayReport:
         chunks: number of chunks in the requests; a trace calls them blocks.
         hit_chunks: number of these chunks that need not be computed.
         compared_bytes: number of loaded bytes, all of which were compared with the stored bytes.
-        scheduler_us: mean and percentiles of the scheduler thread's CPU time per chunk, in
-            microseconds. A request's time is divided by its number of chunks.
         tiers: the counters of the primary tier, then of each secondary tier.
         left_over: pinned slots, slots in flight, requests and jobs at the end; all should be 0.
         history: each request's hits and wait, which :meth:`as_json` omits.
@@ -65,7 +63,6 @@ class ReplayReport:
     compared_bytes: int
     wrong_bytes: int
     elapsed_s: float
-    scheduler_us: dict[str, float]
     tiers: list[TierStats]
     left_over: dict[str, int]
     history: ReplayHistory
@@ -127,7 +124,6 @@ class ReplayReport:
             "dropped": self.dropped,
             "failures": self.failures,
             "elapsed_s": self.elapsed_s,
-            "scheduler_us_per_block": self.scheduler_us,
             "left_over": self.left_over,
             "tiers": [_tier_json(tier) for tier in self.tiers],
             "saved_tokens": self.saved_tokens,
@@ -154,18 +150,4 @@ def _tier_json(tier: TierStats) -> dict[str, Any]:
         "failures": dict(tier.failures),
         "dropped": dict(tier.dropped),
         "errors": tier.errors,
-    }
-
-
-def distribution(samples: Sequence[float], weights: Sequence[int]) -> dict[str, float]:
-    """Return the mean weighted by ``weights``, and the unweighted percentiles and maximum."""
-    if not samples:
-        return dict.fromkeys(("mean", "p50", "p99", "max"), 0.0)
-    ordered = sorted(samples)
-    total = sum(sample * weight for sample, weight in zip(samples, weights, strict=True))
-    return {
-        "mean": total / sum(weights),
-        "p50": percentile(ordered, 50),
-        "p99": percentile(ordered, 99),
-        "max": ordered[-1],
     }

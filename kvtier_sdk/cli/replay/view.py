@@ -36,11 +36,6 @@ def print_report(report: ReplayReport, *, overlapped: bool) -> None:
         say(*filter(None, [part.text]))
         print_columns(part.rows, part.numbers_from)
         say(*filter(None, [part.note]))
-    us = report.scheduler_us
-    say(
-        f"scheduler thread: {us['mean']:.1f} us of CPU per chunk; a request's mean per chunk: "
-        f"p50 {us['p50']:.1f} us, p99 {us['p99']:.1f} us, max {us['max']:.1f} us"
-    )
     say(*troubles(report))
     if report.dropped and overlapped:
         say(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from importlib import import_module
-from itertools import groupby, takewhile
+from itertools import groupby, product, takewhile, zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli.engine import ask_engine, sockets_of
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, prompt_keys, read_target
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
 from kvtier_sdk.cli.tier.contents import Contents
@@ -21,11 +24,13 @@ from kvtier_sdk.cli.tier.options import NamespaceOption, TimeoutOption, read_tim
 from kvtier_sdk.cli.tier.selection import Faults, Selection, named, stored_namespaces
 from kvtier_sdk.cli.tier.verify import check_readable
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.options.place import one_line
+from kvtier_sdk.options.place import brief, one_line
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
+from kvtier_sdk.tiering.losses import NO_RECORD, Loss
 from kvtier_sdk.types import Capability, OffloadKey
 
 _STATES = {
@@ -39,7 +44,6 @@ _HINTS = {
     "engine": "the engines are of different releases",
     "compress": "one engine has a tier with compress=fp8, and the other has none",
 }
-_MOST_SHOWN = 24
 _BETWEEN = re.compile(r"[,\s]+")
 
 
@@ -75,8 +79,8 @@ def explain_command(
 ) -> None:
     """Explain why chunks are found or not: which are present, absent or damaged in each tier.
 
-    Show the most similar other namespace in each tier too, with the facts that differ. Nothing is
-    changed. For example
+    The engines at the configuration's admin_socket say why a chunk is absent. Show the most similar
+    other namespace in each tier too, with the facts that differ. Nothing is changed. For example
 
         kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json
 
@@ -112,6 +116,7 @@ def explain_command(
         if spec.name not in faults.by_tier:
             with faults.of(spec):
                 answers.append(_ask(spec, meant, held.get(spec.name), groups, timeout_s))
+    _ask_engines(target.config, meant, answers)
     if as_json:
         print(json.dumps(_as_json(meant, answers, groups, faults)))
     else:
@@ -128,6 +133,14 @@ class _Answer:
     nearest: Contents | None = None
     differences: dict[str, tuple[object, object]] = field(default_factory=dict)
     states: list[list[str]] = field(default_factory=list)
+    absent: list[OffloadKey] = field(default_factory=list)
+    losses: dict[OffloadKey, Loss] = field(default_factory=dict)
+
+    def in_words(self, key: OffloadKey, state: str) -> str:
+        if key not in self.losses:
+            return state
+        reason, lost_s = self.losses[key]
+        return f"{reason} {datetime.fromtimestamp(lost_s):%m-%d %H:%M}"
 
 
 def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
@@ -174,7 +187,23 @@ def _ask(
             for keys in groups:
                 states = [_STATES.get(one, "unreadable") for one in tier.examine(keys)]
                 answer.states.append(states)
+                found = zip(keys, states, strict=True)
+                answer.absent += [key for key, state in found if state == "absent"]
     return answer
+
+
+def _ask_engines(config: TieringConfig, meant: Namespace, answers: Sequence[_Answer]) -> None:
+    """Add to the answers why chunks are absent, as far as running engines know it."""
+    asked = [answer for answer in answers if answer.absent]
+    for socket, answer in product(sockets_of(config), asked):
+        name, fingerprint = answer.spec.name, answer.spec.in_tier(meant).fingerprint
+        keys = [key.hex() for key in answer.absent]
+        # An engine may have ended, and another may have no such tier.
+        with suppress(typer.Exit, ConfigError):
+            told = ask_engine(socket, command="losses", tier=name, namespace=fingerprint, keys=keys)
+            for key, loss in zip(answer.absent, told["losses"], strict=True):
+                if loss and (key not in answer.losses or loss[0] != NO_RECORD):
+                    answer.losses[key] = loss
 
 
 def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
@@ -191,8 +220,8 @@ def _leaves(
         if isinstance(ours, dict) and isinstance(theirs, dict):
             names = sorted(ours.keys() | theirs.keys())
             inner = {f"{name}.{key}": (ours.get(key), theirs.get(key)) for key in names}
-        elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-            pairs = enumerate(zip(ours, theirs, strict=True))
+        elif isinstance(ours, list) and isinstance(theirs, list):
+            pairs = enumerate(zip_longest(ours, theirs))
             inner = {f"{name}[{index}]": pair for index, pair in pairs}
         else:
             yield name, (ours, theirs)
@@ -215,12 +244,15 @@ def _show(
             other = answer.nearest
             say(f"  nearest other: {named(other.namespace)}, {other.chunks:,} chunks; it has")
             for name, pair in answer.differences.items():
-                ours, theirs = _brief(*pair)
+                ours, theirs = (brief(json.dumps(value)) for value in pair)
                 say(f"    {name} {theirs} instead of {ours}")
                 if name in _HINTS:
                     say(f"      {_HINTS[name]}")
     for index, keys in enumerate(groups):
-        states = [answer.states[index] for answer in answers]
+        states = [
+            [answer.in_words(*found) for found in zip(keys, answer.states[index], strict=True)]
+            for answer in answers
+        ]
         per_chunk = tokens_per_chunk[index] if index < len(tokens_per_chunk) else None
         _show_chunks(index, keys, states, answers, per_chunk)
 
@@ -287,26 +319,12 @@ def _as_json(
                     for name, (ours, theirs) in answer.differences.items()
                 },
                 "states": answer.states,
+                "losses": {key.hex(): loss for key, loss in answer.losses.items()},
             }
             for answer in answers
         ],
         "faults": faults.by_tier,
     }
-
-
-def _brief(ours: object, theirs: object) -> tuple[str, str]:
-    """Shorten two values to the text around their first difference."""
-    texts = json.dumps(ours), json.dumps(theirs)
-    pairs = zip(*texts, strict=False)
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    start = max(0, alike - _MOST_SHOWN // 2)
-    brief = [
-        ("..." if start else "")
-        + text[start:][:_MOST_SHOWN]
-        + ("..." if len(text) > start + _MOST_SHOWN else "")
-        for text in texts
-    ]
-    return brief[0], brief[1]
 
 
 def _read_key(text: str) -> OffloadKey:

@@ -9,7 +9,7 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.terminal import JsonOption, ago, print_columns, say
+from kvtier_sdk.cli.terminal import JsonOption, duration, print_columns, say
 from kvtier_sdk.cli.tier.contents import Contents, sizes_in_words
 from kvtier_sdk.cli.tier.options import ModelOption, NamespaceOption, TimeoutOption, read_timeout
 from kvtier_sdk.cli.tier.selection import SHOWN_DIGITS, Faults, Selection, model_of
@@ -78,8 +78,10 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
             str(contents.namespace.facts.get("model_revision") or "-")[:SHOWN_DIGITS],
             f"{contents.chunks:,}",
             sizes_in_words(contents.used_bytes, contents.plain_bytes),
-            ago(contents.oldest_s, now_s),
-            ago(contents.last_used_s, now_s),
+            *(
+                "-" if then_s is None else duration(now_s - then_s, parts=1)
+                for then_s in (contents.oldest_s, contents.last_used_s)
+            ),
         )
         for contents in shown
     ]

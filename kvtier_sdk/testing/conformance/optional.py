@@ -116,7 +116,7 @@ async def check_a_reported_removal_is_true(subject: TierSubject) -> None:
     small = tier_spec(await subject.call(Hook.SMALL_TIER, subject.context().object_bytes))
     removed: list[OffloadKey] = []
 
-    def report(keys: Iterable[OffloadKey], /, *, evicted: bool = False) -> None:
+    def report(keys: Iterable[OffloadKey], /, **why: bool) -> None:
         removed.extend(keys)
 
     async with subject.opened(small, report_removed=report) as probe:

@@ -143,7 +143,7 @@ class TierSubject:
             payload_bytes=round_up(chunk_bytes, alignment),
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
-            report_removed=report_removed or (lambda keys, *, evicted=False: None),
+            report_removed=report_removed or (lambda keys, **why: None),
             regions=(self.memory.region,),
             maintenance=maintenance,
             digest_bytes=chunk_bytes,
