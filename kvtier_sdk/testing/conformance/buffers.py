@@ -5,16 +5,12 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
-from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
 from kvtier_sdk.chunk_header import round_up
-from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
@@ -136,50 +132,3 @@ class LentBuffers:
             # Collect first, because an unused view can survive in a reference cycle.
             gc.collect()
         return self._part() is None
-
-    def holder(self) -> str:
-        """Describe the holder of the memory as a short chain of references."""
-        thing: Any = self._part()
-        chain: list[str] = []
-        seen = {id(thing)}
-        while len(chain) < _LONGEST_CHAIN:
-            referrers = [one for one in gc.get_referrers(thing) if id(one) not in seen]
-            referrers = [one for one in referrers if not _is_of_the_kit(one)]
-            if not referrers:
-                break
-            held, thing = thing, referrers[0]
-            seen.add(id(thing))
-            # Ignore the list ``referrers`` too, because it also refers to the next object.
-            seen.add(id(referrers))
-            if name := _name_in(thing, held):
-                chain.append(name)
-            if isinstance(thing, FrameType | ModuleType | SecondaryTierManager):
-                break
-            del held, referrers
-        return " -> ".join(reversed(chain)) or "something outside of Python, perhaps a client in C,"
-
-
-_LONGEST_CHAIN = 6
-
-
-def _is_of_the_kit(holder: object) -> bool:
-    return isinstance(holder, FrameType) and Path(holder.f_code.co_filename).is_relative_to(_KIT)
-
-
-def _name_in(holder: object, held: object) -> str:
-    """Return a reference's name, such as ``Tier._last``, or "" if the name would not help."""
-    if isinstance(holder, FrameType):
-        where = f"{Path(holder.f_code.co_filename).name}:{holder.f_lineno}"
-        return f"{holder.f_code.co_name} ({where})"
-    if isinstance(holder, dict):
-        return next((f"[{key!r}]" for key, value in holder.items() if value is held), "")
-    if type(holder).__name__ in ("managedbuffer", "memoryview"):
-        return ""
-    slots = [name for base in type(holder).__mro__ for name in getattr(base, "__slots__", ())]
-    for name in [*getattr(holder, "__dict__", ()), *slots]:
-        if getattr(holder, name, None) is held:
-            return f"{type(holder).__name__}.{name}"
-    return type(holder).__name__
-
-
-_KIT = Path(__file__).parents[1]

@@ -172,7 +172,7 @@ async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
     # Wait, because a worker thread may hold the buffers for a moment after the call has returned.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
-        raise Breach(f"{lent.holder()} still holds the buffers of {what} that has returned")
+        raise Breach(f"something still refers to the buffers of {what} that has returned")
 
 
 async def _check_gone(

@@ -439,8 +439,6 @@ class LeavesADescriptor(BrokenTier, fails="check_no_descriptor_is_left"):
 class KeepsABuffer(BrokenTier, fails="check_no_buffer_is_kept"):
     """Keeps a reference to the last transfer, and so to its buffers."""
 
-    message = "KeepsABuffer._last -> Transfer."
-
     async def load_chunk(self, transfer: Transfer) -> None:
         self._last = transfer
         await super().load_chunk(transfer)
