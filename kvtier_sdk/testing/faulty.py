@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import mmap
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import TierError, TierUnavailableError
-from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer, Usage
+from kvtier_sdk.types import OffloadKey, RequestContext, Transfer
 
 
 class FaultKind(Enum):
@@ -35,7 +34,7 @@ class FaultKind(Enum):
     CORRUPT = "corrupt"
     #: Each chunk in the second half of the batch fails with :attr:`Fault.error` without a call.
     PARTIAL = "partial"
-    #: All calls raise :class:`TierUnavailableError` for :attr:`Fault.delay_s` seconds.
+    #: Calls raise :class:`TierUnavailableError` for :attr:`Fault.delay_s` seconds.
     DISCONNECT = "disconnect"
 
 
@@ -45,8 +44,8 @@ class Fault:
 
     Attributes:
         kind: the kind of fault.
-        operation: the name of the call that gets the fault, such as ``"lookup"``. ``None`` stands
-            for any call except ``usage``, because the runner calls ``usage`` on its own schedule.
+        operation: ``"lookup"``, ``"store"``, ``"load"`` or ``"delete"``; ``None`` stands for any
+            of these calls.
         delay_s: seconds that a delay or an outage lasts, on the tier's clock.
         error: the class of the errors that the fault causes.
     """
@@ -82,23 +81,20 @@ class FaultPlan:
         """Record and return the fault for a call of ``operation``; return ``None`` for no fault."""
         fault = None
         if self._script:
-            index = next((at for at, of in enumerate(self._script) if _fits(of, operation)), None)
-            if index is not None:
-                fault = self._script.pop(index)
-        elif _fits(None, operation) and self._random.random() < self._rate:
+            fits = [of is None or of.operation in (None, operation) for of in self._script]
+            if any(fits):
+                fault = self._script.pop(fits.index(True))
+        elif self._random.random() < self._rate:
             fault = Fault(self._random.choice(list(FaultKind)))
         if fault is not None:
             self.happened.append((operation, fault.kind))
         return fault
 
 
-def _fits(fault: Fault | None, operation: str) -> bool:
-    named = None if fault is None else fault.operation
-    return named == operation or (named is None and operation != "usage")
-
-
 class FaultyTier(SecondaryTierManager):
     """The base of the classes that :func:`faulty` makes, which injects the faults of a plan.
+
+    Lookups, stores, loads and deletions get faults. All other calls go to the tier as they are.
 
     A fault that does not fit its call, such as ``PARTIAL`` for a lookup, has no effect.
 
@@ -139,24 +135,6 @@ class FaultyTier(SecondaryTierManager):
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         await self._take_fault("delete")
         await super().delete(keys)
-
-    async def touch(self, keys: Sequence[OffloadKey]) -> None:
-        await self._take_fault("touch")
-        await super().touch(keys)
-
-    async def scan(self) -> AsyncIterator[Entry]:
-        await self._take_fault("scan")
-        async for entry in super().scan():
-            yield entry
-
-    async def usage(self) -> Usage:
-        await self._take_fault("usage")
-        return await super().usage()
-
-    async def namespaces(self) -> AsyncIterator[StoredNamespace]:
-        await self._take_fault("namespaces")
-        async for namespace in super().namespaces():
-            yield namespace
 
     async def _take_fault(self, operation: str) -> Fault | None:
         """Apply the next fault; return a fault that the caller must apply to single chunks."""
