@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import accumulate, chain, cycle, pairwise
+from operator import truediv
+from typing import NamedTuple
 
-from kvtier_sdk.cli.drawing import document, figure, legend, table
+from kvtier_sdk.cli.drawing import Chart, Series, document, figure, legend, table
 from kvtier_sdk.cli.replay import ReplayReport
-from kvtier_sdk.cli.replay.charts import charts, percent, sources, waits
-from kvtier_sdk.cli.replay.sessions import percentile
 from kvtier_sdk.cli.replay.view import compared_line, sections, troubles
 from kvtier_sdk.options.units import format_bytes, format_seconds
 
+#: A chart has at most this many columns. For a longer trace, a column covers several requests.
+_MOST_COLUMNS = 100
+_MOST_DEPTHS = 40
+_TIER_COLORS = ("tier1", "tier2", "tier3")
+_percent = "{:.1%}".format
+
 
 def replay_page(report: ReplayReport, workload: str, concurrency: int, options: str) -> str:
-    figures = "".join(map(figure, charts(report)))
+    figures = "".join(map(figure, _charts(report)))
     tables = "".join(
         f"<section><h2>{part.title}</h2><p>{escape(part.text)}</p>{table(*part.rows)}"
         f"<p>{escape(part.note)}</p></section>"
@@ -25,7 +35,6 @@ def replay_page(report: ReplayReport, workload: str, concurrency: int, options: 
         f'<p class="dim">{escape(_setup(report, concurrency))}</p></header>'
         f"{_complaints(report)}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
-        f"<section><h2>Waits</h2>{_wait_table(report)}</section>"
         "<section><details><summary>The configuration that was played</summary>"
         f"<pre>{escape(options)}</pre></details></section>",
     )
@@ -38,7 +47,7 @@ def _setup(report: ReplayReport, concurrency: int) -> str:
     return (
         f"{report.requests:,} requests of {report.chunks:,} chunks of "
         f"{format_bytes(report.chunk_bytes)}, {at_once} at a time. Host pool: {pool}. "
-        f"Tiers: {behind or 'none'}. Hit rate: {percent(report.hit_rate)}, "
+        f"Tiers: {behind or 'none'}. Hit rate: {_percent(report.hit_rate)}, "
         f"{report.hit_chunks:,} of {report.chunks:,} chunks; {compared_line(report)}."
     )
 
@@ -50,14 +59,14 @@ def _complaints(report: ReplayReport) -> str:
 
 
 def _origins(report: ReplayReport) -> str:
-    origins = sources(report)
+    origins = _sources(report)
     parts = "".join(
         f'<div style="flex:{of.chunks} 0 0;background:var(--{of.color})"></div>'
         for of in origins
         if of.chunks
     )
     names = legend(
-        (of.color, f"{of.name} {percent(of.chunks / max(1, report.chunks))}, {of.chunks:,} chunks")
+        (of.color, f"{of.name} {_percent(of.chunks / max(1, report.chunks))}, {of.chunks:,} chunks")
         for of in origins
     )
     return (
@@ -66,11 +75,102 @@ def _origins(report: ReplayReport) -> str:
     )
 
 
-def _wait_table(report: ReplayReport) -> str:
-    columns = ["requests", "number", "p50", "p90", "p99", "longest"]
-    rows = []
-    for of in waits(report):
-        ordered = of.values
-        marks = [percentile(ordered, share) for share in (50, 90, 99)]
-        rows.append([of.name, f"{len(ordered):,}", *map(format_seconds, [*marks, ordered[-1]])])
-    return table(columns, *rows)
+class _Source(NamedTuple):
+    """An origin of chunks: the host pool, a tier, or the engine's computation."""
+
+    name: str
+    color: str
+    chunks: int
+
+
+def _sources(report: ReplayReport) -> list[_Source]:
+    """Return all origins of chunks: the host pool, the tiers in order, and then the engine."""
+    names = ["host pool", *(tier.name for tier in report.tiers[1:])]
+    colors = chain(["host"], cycle(_TIER_COLORS))
+    hits = map(sum, report.history.hits)
+    found = [_Source(*of) for of in zip(names, colors, hits, strict=False)]
+    return [*found, _Source("computed", "computed", report.chunks - report.hit_chunks)]
+
+
+def _charts(report: ReplayReport) -> list[Chart]:
+    history = report.history
+    ends = [0] * (max(history.chunks, default=0) + 1)
+    for chunks in history.chunks:
+        ends[chunks] += 1
+    named_at = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
+    time = ("Hit rate over time", "the requests of a column name", "requests, in order of arrival")
+    depth = (
+        "Hit rate by depth in the prompt",
+        "lie as far from the start of a prompt",
+        "chunks from the start of the prompt",
+    )
+    return [
+        _hit_rates(report, *time, "request", _MOST_COLUMNS, history.hits, history.chunks),
+        _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
+        _waits(report),
+    ]
+
+
+def _hit_rates(
+    report: ReplayReport,
+    title: str,
+    note: str,
+    unit: str,
+    word: str,
+    most: int,
+    hits: Iterable[Sequence[int]],
+    named: Sequence[int],
+) -> Chart:
+    width = max(1, -(-len(named) // most))
+    starts = range(0, len(named), width)
+    totals = [max(1, total) for total in _sums(named, width)]
+    return Chart(
+        kind="columns",
+        title=title,
+        note=f"Chunks found, as a share of those that {note}.",
+        unit=unit,
+        heads=[_span(word, start, min(start + width, len(named))) for start in starts],
+        labels=[f"{start + 1:,}" for start in starts],
+        series=[
+            Series(of.name, of.color, list(map(truediv, _sums(found, width), totals)))
+            for of, found in zip(_sources(report)[:-1], hits, strict=True)
+        ],
+        text=_percent,
+        top=1.0,
+    )
+
+
+def _waits(report: ReplayReport) -> Chart:
+    waits_s = sorted(report.history.wait_s)
+    edges = _decades(waits_s[0], waits_s[-1])
+    bounds = list(pairwise(edges))
+    below = [0, *(bisect_left(waits_s, edge) for edge in edges[1:])]
+    counts = [end - start for start, end in pairwise(below)]
+    return Chart(
+        kind="columns",
+        title="How long requests waited",
+        note="From a request's first lookup until all that it found was in host memory.",
+        unit="wait",
+        heads=[f"{format_seconds(start)} to {format_seconds(end)}" for start, end in bounds],
+        labels=[format_seconds(start) for start, _ in bounds],
+        series=[Series("requests", "host", counts)],
+        text="{:,.0f}".format,
+    )
+
+
+def _span(word: str, start: int, end: int) -> str:
+    one = end - start == 1
+    return f"{word} {end:,}" if one else f"{word}s {start + 1:,} to {end:,}"
+
+
+def _sums(values: Sequence[int], width: int) -> list[int]:
+    return [sum(values[start : start + width]) for start in range(0, len(values), width)]
+
+
+def _decades(least: float, most: float) -> list[float]:
+    """Return 1, 2 and 5 times the powers of ten, from below ``least`` to above ``most``."""
+    # Replace 0, which has no logarithm. Durations are 0 if a virtual clock did not move.
+    least, most = max(least, 1e-6), max(most, 1e-6)
+    first, last = (math.floor(math.log10(of)) for of in (least, most))
+    edges = [step * 10.0**decade for decade in range(first, last + 2) for step in (1, 2, 5)]
+    return edges[max(0, bisect_right(edges, least) - 1) : bisect_right(edges, most) + 1]
