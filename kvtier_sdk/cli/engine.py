@@ -113,21 +113,19 @@ def purge_pools(
 
 
 def _purge_pool(socket: Path, namespaces: Collection[str]) -> dict[str, Any]:
-    clock = SystemClock()
-    began_s = clock.now_s()
     try:
         answer = ask(socket, {"command": "purge", "namespaces": list(namespaces)})
         if not answer["is_meant"]:
             return {"fault": "its engine has another namespace, and keeps its pool"}
-        while True:
-            wait(_LOOK_S)
+        for waited_s in _looks():
             status = ask(socket, {"command": "status"})
-            found: dict[str, Any] | None = status["purge"]
-            if found is None:
+            found: dict[str, Any] = status["purge"] or {}
+            if not found:
                 return {"fault": "the engine has restarted, with an empty pool"}
             sleeps = found["chunks_in_use"] is None and status["idle_s"] > _STEP_S
-            if sleeps or found["chunks_in_use"] == 0 or clock.now_s() - began_s > _IN_USE_S:
-                return found
+            if sleeps or found["chunks_in_use"] == 0 or waited_s > _IN_USE_S:
+                break
+        return found
     except (OSError, ValueError, LookupError) as error:
         return {"fault": f"no engine answers: {getattr(error, 'strerror', None) or error!r}"}
 
@@ -158,6 +156,15 @@ def wait(duration_s: float) -> None:
     threading.Event().wait(duration_s)
 
 
+def _looks() -> Iterator[float]:
+    """Yield the seconds since the start, after each pause."""
+    clock = SystemClock()
+    began_s = clock.now_s()
+    while True:
+        wait(_LOOK_S)
+        yield clock.now_s() - began_s
+
+
 def drain_command(
     socket: Socket,
     tier: _Tier,
@@ -171,14 +178,10 @@ def drain_command(
     1 if jobs still run after the timeout; the tier stays out even then.
     """
     timeout_s = read_flag("--timeout", parse_seconds, timeout, may_be_0=True)
-    clock = SystemClock()
-    began_s = clock.now_s()
     ask_engine(socket, command="drain", tier=tier)
-    while True:
-        # Wait first, because the engine's current step can still begin jobs.
-        wait(_LOOK_S)
+    # The first look comes after a pause, because the engine's current step can still begin jobs.
+    for waited_s in _looks():
         (found,) = (t for t in ask_engine(socket, command="status")["tiers"] if t["name"] == tier)
-        waited_s = clock.now_s() - began_s
         if found["is_idle"]:
             say(f"{tier} is out; nothing of it is under way after {waited_s:.1f} s")
             return
@@ -232,17 +235,13 @@ def forget_command(socket: Socket, session: _Session, tenant: _Tenant = "") -> N
 def _give_hint(socket: Path, **hint: Any) -> None:
     """Send a hint to a running engine, and print the receipt; exit with 1 after a refusal."""
     number = ask_engine(socket, command="hint", **hint)["number"]
-    clock = SystemClock()
-    began_s = clock.now_s()
-    while True:
+    for waited_s in _looks():
         found = ask_engine(socket, command="receipt", number=number)
-        is_late = clock.now_s() - began_s > _RECEIPT_S
-        if found["outcome"] not in (None, "deferred") or is_late:
+        if found["outcome"] not in (None, "deferred") or waited_s > _RECEIPT_S:
             break
         if found["outcome"] is None and found["idle_s"] > _STEP_S:
             say("the engine is idle; it will do this with its next request")
             return
-        wait(_LOOK_S)
     say(found["text"] or "the engine has not answered yet")
     if found["outcome"] in (None, "refused", "expired"):
         raise typer.Exit(1)

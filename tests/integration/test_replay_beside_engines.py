@@ -33,7 +33,7 @@ def test_others_chunks_are_not_evicted(empty_store: Store) -> None:
     fill(store.url, VLLM, ENGINES_KEYS)
     done = kvtier("replay", "--requests", "40", "--tier", limited)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    for part in (VLLM.for_chunks(CHUNK_BYTES).fingerprint[:12], "model llama", "--evict-others"):
+    for part in (VLLM.for_chunks(CHUNK_BYTES).fingerprint[:12], "(llama)", "--evict-others"):
         assert part in done.stderr
     assert "of its own" in done.stderr
     assert store.chunks() == 20

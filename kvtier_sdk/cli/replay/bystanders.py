@@ -7,18 +7,15 @@ from contextlib import suppress
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance
+from kvtier_sdk.cli.tier.selection import named
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, ReplayError
-from kvtier_sdk.namespace import StoredNamespace
-from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
 
 #: Namespaces of these tools need no protection, because the chunks of an earlier replay are
 #: useless, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier bench", "kvtier check")
-#: Facts by which people recognize a namespace.
-_TELLING = ("engine", "model")
 
 
 def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "replay") -> None:
@@ -52,11 +49,6 @@ def _check(tier: MaintainedTier, tool: str, limit: str, advice: str) -> None:
         if found.facts.get("engine") not in _OURS:
             raise ReplayError(
                 f"tier {tier.spec.name!r}: {limit} would evict chunks that no {tool} has stored, "
-                f"of namespace {_title(found)}; give the {tool} {advice}; or let it evict them "
+                f"of namespace {named(found)}; give the {tool} {advice}; or let it evict them "
                 "with --evict-others"
             )
-
-
-def _title(namespace: StoredNamespace) -> str:
-    known = [f"{name} {namespace.facts[name]}" for name in _TELLING if name in namespace.facts]
-    return one_line(f"{namespace.fingerprint[:12]} ({', '.join(known) or namespace.fault})")
