@@ -26,7 +26,7 @@ from kvtier_sdk.runner.calls import NonsenseError, found_in, verdicts_in
 from kvtier_sdk.runner.jobs import batches_of
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.rules import Breach, NoRoom
-from kvtier_sdk.types import Entry, OffloadKey, RequestContext
+from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
 
 if TYPE_CHECKING:
     from kvtier_sdk.testing.conformance.subject import TierSubject
@@ -78,12 +78,15 @@ class Probe:
 
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Call the tier's ``lookup``, and return one boolean for each of ``keys``."""
-        found: dict[int, bool] = {}
-        for part in self._calls(keys):
-            asked = [keys[index] for index in part]
-            answers = await self._ask(asked)
-            found |= zip(part, self._read(found_in, answers, len(part), "lookup"), strict=True)
-        return [found[index] for index in range(len(keys))]
+
+        def ask(part: Sequence[int]) -> Awaitable[Any]:
+            return self.tier.lookup([keys[index] for index in part], REQUEST)
+
+        answers = await self._answers("lookup", keys, ask, found_in)
+        for answer in answers:
+            if isinstance(answer, TierError):
+                raise answer
+        return [answer is True for answer in answers]
 
     async def store(self, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         """Store a ``batch`` of buffers from :meth:`full`, and return one verdict per chunk."""
@@ -274,54 +277,47 @@ class Probe:
         return await self.bounded(listed(), operation)
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
-        verdicts: dict[int, TierError | None] = {}
-        for part in self._calls([lent.key for lent in batch]):
-            tried = list(part)
-            for pause_s in self._pauses_s():
-                moved = await self._move_some(operation, [batch[index] for index in tried])
-                verdicts |= zip(tried, moved, strict=True)
-                tried = [at for at in tried if (error := verdicts[at]) and error.retryable]
-                if not tried or pause_s is None:
-                    break
-                await self.subject.clock.sleep(pause_s)
-        return [verdicts[index] for index in range(len(batch))]
+        method: Callable[[Sequence[Transfer]], Awaitable[Any]] = getattr(self.tier, operation)
 
-    def _pauses_s(self) -> list[float | None]:
-        """Return the seconds to wait after each attempt, as in the SDK: ``None`` after the last."""
+        def move(part: Sequence[int]) -> Awaitable[Any]:
+            return method([batch[index].transfer for index in part])
+
+        return await self._answers(operation, [lent.key for lent in batch], move, verdicts_in)
+
+    async def _answers(
+        self,
+        operation: str,
+        keys: Sequence[OffloadKey],
+        call: Callable[[Sequence[int]], Awaitable[Any]],
+        read: Callable[[Any, int], list[T]],
+    ) -> list[T | TierError]:
+        """Call the tier with the positions of ``keys`` until no answer is a retryable error."""
         options = self.subject.spec.runner
-        return [*(options.retry_delay_s * 2**attempt for attempt in range(options.retries)), None]
-
-    async def _ask(self, keys: Sequence[OffloadKey]) -> Any:
-        for pause_s in self._pauses_s():
-            try:
-                return await self.bounded(self.tier.lookup(keys, REQUEST), "lookup")
-            except TierError as error:
-                if pause_s is None or not error.retryable:
-                    raise
-                await self.subject.clock.sleep(pause_s)
-        raise AssertionError  # the last attempt returns or raises
-
-    async def _move_some(
-        self, operation: str, batch: Sequence[LentBuffers]
-    ) -> list[TierError | None]:
-        method = getattr(self.tier, operation)
-        try:
-            verdicts = await self.bounded(method([lent.transfer for lent in batch]), operation)
-        except TierError as error:
-            return [error] * len(batch)
-        return self._read(verdicts_in, verdicts, len(batch), operation)
+        answers: dict[int, T | TierError] = {}
+        for part in self._calls(keys):
+            tried = list(part)
+            for attempt in range(options.retries + 1):
+                found: Sequence[T | TierError]
+                try:
+                    found = read(await self.bounded(call(tried), operation), len(tried))
+                except TierError as error:
+                    found = [error] * len(tried)
+                except NonsenseError as nonsense:
+                    raise Breach(f"{operation} returned {nonsense}") from None
+                answers |= zip(tried, found, strict=True)
+                tried = [at for at in tried if _is_retryable(answers[at])]
+                if not tried or attempt == options.retries:
+                    break
+                await self.subject.clock.sleep(options.retry_delay_s * 2**attempt)
+        return [answers[index] for index in range(len(keys))]
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
         """Split the positions of ``keys`` into the SDK's batches, at least one."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
-    def _read(
-        self, read: Callable[[Any, int], list[T]], answer: Any, count: int, operation: str
-    ) -> list[T]:
-        try:
-            return read(answer, count)
-        except NonsenseError as nonsense:
-            raise Breach(f"{operation} returned {nonsense}") from None
+
+def _is_retryable(answer: object) -> bool:
+    return isinstance(answer, TierError) and answer.retryable
 
 
 def _mismatch(found: bytes, allowed: Iterable[bytes]) -> str:
