@@ -17,7 +17,7 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.drawing import Chart, Series, svg_file
-from kvtier_sdk.cli.replay.bystanders import check_bystanders
+from kvtier_sdk.cli.replay.bystanders import EvictOthersOption, check_bystanders
 from kvtier_sdk.cli.replay.sessions import percentile
 from kvtier_sdk.cli.terminal import JsonOption, print_columns, progress, read_flag, say
 from kvtier_sdk.cli.tier.maintenance import pages
@@ -57,10 +57,7 @@ def bench_command(
         str, typer.Option(metavar="SIZE", help="The most that is written into each tier.")
     ] = "1GiB",
     rounds: Annotated[int, typer.Option(min=1, help="How often each tier has its turn.")] = 3,
-    evict_others: Annotated[
-        bool,
-        typer.Option("--evict-others", help="Measure although a capacity evicts others' chunks."),
-    ] = False,
+    evict_others: EvictOthersOption = False,
     plot: Annotated[
         typer.FileTextWrite | None,
         typer.Option(metavar="FILE", lazy=False, help="Draw MB/s into this file, as SVG."),
@@ -184,9 +181,11 @@ def _measure(
                     jobs = share_bytes // (size * store.batch)
                     lanes = min(at_once, jobs)
                     keys = [make_offload_key(os.urandom(32)) for _ in range(jobs * store.batch)]
-                    with _deleted_at_the_end(tiers[at], keys):
+                    try:
                         _move(tiers[at], _STORE, keys, store, lanes)
                         _move(tiers[at], _LOAD, keys, load, lanes)
+                    finally:
+                        _delete(tiers[at], keys)
                     advance(1)
 
 
@@ -200,17 +199,6 @@ def _open(spec: TierSpec, pool: HostPool) -> Iterator[BlockingTier]:
         yield tier
     finally:
         tier.client.close(_SETTLE_S)
-
-
-@contextmanager
-def _deleted_at_the_end(tier: BlockingTier, keys: Sequence[OffloadKey]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(TierError):
-            _delete(tier, keys)
-        raise
-    _delete(tier, keys)
 
 
 def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:

@@ -11,11 +11,12 @@ import typer
 
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, Target, read_target
 from kvtier_sdk.cli.terminal import JsonOption, read_flag, say
+from kvtier_sdk.cli.tier.options import TimeoutOption, read_timeout
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
 from kvtier_sdk.opening.pools import pool_slots
 from kvtier_sdk.options.secrets import url_without_password
-from kvtier_sdk.options.units import format_bytes, parse_bytes, parse_seconds
+from kvtier_sdk.options.units import format_bytes, parse_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.survey import contents_in_words
 
@@ -60,9 +61,7 @@ def check_command(
             help="Size of that chunk.",
         ),
     ] = None,
-    timeout: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time limit of each step with a tier.")
-    ] = "30s",
+    timeout: TimeoutOption = "30s",
     as_json: JsonOption = False,
 ) -> None:
     """Check a configuration, show the options in effect, and test its tiers.
@@ -73,7 +72,7 @@ def check_command(
     size_bytes = None
     if chunk_bytes is not None:
         size_bytes = read_flag("--chunk-bytes", parse_bytes, chunk_bytes)
-    timeout_s = read_flag("--timeout", parse_seconds, timeout)
+    timeout_s = read_timeout(timeout)
     findings = _Findings(url_without_password(tiers))
     for line in _check(tiers, findings, size_bytes, timeout_s if dry_run else None):
         if not as_json:

@@ -103,9 +103,8 @@ def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Purge the engines' host pools; return reports with counts that continue ``before``."""
-    sockets = sockets_of(config)
     forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
-    purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets]
+    purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets_of(config)]
     for one in purged:
         if "forgotten_chunks" in one:
             one["forgotten_chunks"] += forgotten.get(one["socket"], 0)

@@ -72,16 +72,6 @@ def print_columns(rows: Sequence[Sequence[str]], numbers_from: int | None = None
         say("  ".join(cells).rstrip())
 
 
-def duration(duration_s: float, parts: int = 2) -> str:
-    """Return text such as ``"6 min 4 s"``, with at most ``parts`` units."""
-    minutes, s = divmod(max(0, int(duration_s)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    counts = [(days, "d"), (hours, "h"), (minutes, "min"), (s, "s")]
-    first = next((n for n, (count, _) in enumerate(counts) if count), 3)
-    return " ".join(f"{count} {unit}" for count, unit in counts[first : first + parts])
-
-
 def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from kvtier_sdk.cli.engine import Socket, ask_engine, wait
 from kvtier_sdk.cli.set import in_words
-from kvtier_sdk.cli.terminal import duration, read_flag, share
+from kvtier_sdk.cli.terminal import read_flag, share
 from kvtier_sdk.options.place import one_line
-from kvtier_sdk.options.units import format_bytes, parse_seconds
+from kvtier_sdk.options.units import format_bytes, format_seconds, parse_seconds
 from kvtier_sdk.runner.survey import contents_in_words
 from kvtier_sdk.types import Usage
 
@@ -96,15 +96,15 @@ def _frame(before: _Status, now: _Status) -> Group:
 def _title(now: _Status) -> str:
     pool, trace = now["pool"], now["trace"]
     title = (
-        f"engine {now['pid']}, up {duration(now['uptime_s'])}; host pool of {pool['slots']:,} "
-        f"slots: {pool['free']:,} free, {pool['pinned']:,} pinned"
+        f"engine {now['pid']}, up {format_seconds(round(now['uptime_s']))}; host pool of "
+        f"{pool['slots']:,} slots: {pool['free']:,} free, {pool['pinned']:,} pinned"
     )
     if trace is not None:
         title += f"; trace: {trace['written_requests']:,} requests"
         if trace["dropped_requests"]:
             title += f", {trace['dropped_requests']:,} missing"
     if now["idle_s"] > _LONG_STEP_S:
-        title += f"; no step for {duration(now['idle_s'])}"
+        title += f"; no step for {format_seconds(round(now['idle_s']))}"
     return title
 
 
@@ -164,7 +164,7 @@ def _notes(now: _Status) -> Iterator[str]:
     tokens = {tier["name"]: sum(tier["saved_tokens"].values()) for tier in tiers}
     if whole := sum(tokens.values()):
         saved_s = sum(sum(tier["saved_prefill_s"].values()) for tier in tiers)
-        time = f"{duration(saved_s)} of computing" if saved_s else "the time is not known yet"
+        time = f"{format_seconds(saved_s)} of computing" if saved_s else "the time is not known yet"
         shares = ", ".join(f"{name} {share(saved, whole)}" for name, saved in tokens.items())
         yield f"saved: {whole:,} tokens, {time}: {shares}"
     for tier in tiers:
@@ -181,4 +181,5 @@ def _notes(now: _Status) -> Iterator[str]:
             yield f"{tier['name']}: compressed to {smaller}"
     for tier in now["tiers"]:
         if tier["errors"]:
-            yield f"last error, {duration(tier['error_age_s'])} ago: {tier['errors'][-1]}"
+            age = format_seconds(round(tier["error_age_s"]))
+            yield f"last error, {age} ago: {tier['errors'][-1]}"

@@ -116,7 +116,9 @@ def format_seconds(duration_s: float) -> str:
         return f"{1e3 * duration_s:.3g} ms"
     if duration_s < 120:
         return f"{duration_s:.3g} s"
-    return f"{duration_s / 60:.3g} min" if duration_s < 3600 else f"{duration_s / 3600:.3g} h"
+    if duration_s < 3600:
+        return f"{duration_s / 60:.3g} min"
+    return f"{duration_s / 3600:.3g} h" if duration_s < 86400 else f"{duration_s / 86400:.3g} d"
 
 
 #: Types of options with a unit. An operator writes ``"4GiB"``, and the attribute is a number.

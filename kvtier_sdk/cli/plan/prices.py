@@ -44,11 +44,10 @@ class TierPrices(StrictModel):
         if devices is None:
             return self
         try:
-            rows = [of for of in read_options(devices)["measured"] if of["operation"] == "load"]
             its = [
                 (float(of["p50_s"]), float(of["bytes_per_s"]))
-                for of in rows
-                if of["backend"] == backend
+                for of in read_options(devices)["measured"]
+                if (of["operation"], of["backend"]) == ("load", backend)
             ]
             if not all(rate > 0 for _, rate in its):
                 raise ValueError

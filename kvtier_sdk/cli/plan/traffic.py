@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
@@ -122,20 +121,9 @@ class Traffic:
         if not size:
             return np.zeros(self.chunks, np.bool_)
         found = bytearray()
-        if policy != LRU:
-            played = play(self.workload, load_policy(policy)(), size)
-            for request, held in zip(self.workload, played, strict=True):
-                found += bytes(map(held.__contains__, request.keys))
-            return np.frombuffer(found, np.bool_)
-        recent: OrderedDict[int, None] = OrderedDict()
-        for numbers in self._requests:
-            found += bytes(map(recent.__contains__, numbers))
-            # Use the end of a prefix first, as the pool does, so that the start is evicted last.
-            for number in reversed(dict.fromkeys(numbers)):
-                recent[number] = None
-                recent.move_to_end(number)
-            while len(recent) > size:
-                recent.popitem(last=False)
+        played = play(self.workload, load_policy(policy)(), size)
+        for request, held in zip(self.workload, played, strict=True):
+            found += bytes(map(held.__contains__, request.keys))
         return np.frombuffer(found, np.bool_)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Annotated
+
+import typer
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.cli.tier.maintenance import MaintainedTier, open_for_maintenance
@@ -13,6 +16,10 @@ from kvtier_sdk.errors import ConfigError, ReplayError
 from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.types import Capability
 
+EvictOthersOption = Annotated[
+    bool,
+    typer.Option("--evict-others", help="Go on although a tier's capacity evicts others' chunks."),
+]
 #: Namespaces of these tools need no protection, because the chunks of an earlier replay are
 #: useless, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier bench", "kvtier check")

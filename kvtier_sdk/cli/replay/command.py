@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.replay import chat_workload, read_trace, replay
+from kvtier_sdk.cli.replay.bystanders import EvictOthersOption
 from kvtier_sdk.cli.replay.page import replay_page
 from kvtier_sdk.cli.replay.view import print_report
 from kvtier_sdk.cli.replay.workload import common_chunk_bytes, told
@@ -106,13 +107,7 @@ def replay_command(
             "that nothing is dropped and the hit rate is exact.",
         ),
     ] = 1,
-    evict_others: Annotated[
-        bool,
-        typer.Option(
-            "--evict-others",
-            help="Play although a tier's capacity would evict chunks that no replay has stored.",
-        ),
-    ] = False,
+    evict_others: EvictOthersOption = False,
     as_json: JsonOption = False,
     report_file: Annotated[
         typer.FileTextWrite | None,

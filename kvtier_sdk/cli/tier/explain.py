@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ _HINTS = {
     "engine": "the engines are of different releases",
     "compress": "one engine has a tier with compress=fp8, and the other has none",
 }
-_BETWEEN = re.compile(r"[,\s]+")
 
 
 def explain_command(
@@ -55,12 +53,12 @@ def explain_command(
         typer.Option("--key", metavar="HEX", help="A chunk's key; repeat it for more."),
     ] = None,
     tokens: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             metavar="FILE",
-            help="A prompt's token ids, in a file or as they are: '1,2,3', a JSON list, or the "
-            "answer of vLLM's /tokenize. Its chunks' keys are computed as vLLM does, without vLLM, "
-            "for a request without an adapter, images or sounds.",
+            help="A prompt's token ids: a JSON list, or the answer of vLLM's /tokenize. Its chunks "
+            "get their keys as in vLLM, without vLLM, for a request without an adapter, images or "
+            "sounds.",
         ),
     ] = None,
     text: Annotated[
@@ -334,22 +332,16 @@ def _read_key(text: str) -> OffloadKey:
         raise ConfigError(f"--key {text!r}: a key is written in hexadecimal digits") from None
 
 
-def _read_tokens(text: str) -> list[int]:
-    path = Path(text)
+def _read_tokens(path: Path) -> list[int]:
     try:
-        if not re.fullmatch(r"[\[\]\d,\s]+", text):
-            text = path.read_text()
-        text = text.strip()
-        is_json = text.startswith(("[", "{"))
-        tokens = json.loads(text if is_json else f"[{','.join(re.split(_BETWEEN, text))}]")
-        if isinstance(tokens, dict):
-            tokens = list(tokens["tokens"])
+        found = json.loads(path.read_text())
+        tokens = list(found["tokens"] if isinstance(found, dict) else found)
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it holds no list of numbers"
         raise ConfigError(f"--tokens {path}: {reason}") from None
     if any(type(token) is not int for token in tokens):
         raise ConfigError("--tokens: token ids are whole numbers")
-    return list(tokens)
+    return tokens
 
 
 def _encode(text: Path, tokenizer: Path | None) -> list[int]:

@@ -9,10 +9,11 @@ import typer
 
 from kvtier_sdk.aio.clock import SystemClock
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
-from kvtier_sdk.cli.terminal import JsonOption, duration, print_columns, say
+from kvtier_sdk.cli.terminal import JsonOption, print_columns, say
 from kvtier_sdk.cli.tier.contents import Contents, sizes_in_words
 from kvtier_sdk.cli.tier.options import ModelOption, NamespaceOption, TimeoutOption, read_timeout
 from kvtier_sdk.cli.tier.selection import SHOWN_DIGITS, Faults, Selection, model_of
+from kvtier_sdk.options.units import format_seconds
 
 _TITLES = ("NAMESPACE", "MODEL", "REVISION", "CHUNKS", "BYTES", "OLDEST USE", "LAST USE")
 
@@ -79,7 +80,7 @@ def _show(found: list[Contents], now_s: float, *, show_empty: bool) -> None:
             f"{contents.chunks:,}",
             sizes_in_words(contents.used_bytes, contents.plain_bytes),
             *(
-                "-" if then_s is None else duration(now_s - then_s, parts=1)
+                "-" if then_s is None else format_seconds(max(0, round(now_s - then_s)))
                 for then_s in (contents.oldest_s, contents.last_used_s)
             ),
         )

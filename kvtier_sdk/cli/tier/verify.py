@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
+from kvtier_sdk.cli.engine import wait
 from kvtier_sdk.cli.targets import TARGET, TARGET_HELP, read_target
 from kvtier_sdk.cli.terminal import JsonOption, progress, read_flag, say
 from kvtier_sdk.cli.tier.contents import sizes_as_json, sizes_in_words
@@ -173,7 +173,6 @@ class Pace:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
         self._clock = clock or SystemClock()
         self._due_s = self._clock.now_s()
-        self._never = threading.Event()
 
     def part_bytes(self, most_bytes: int) -> int:
         """Return the number of bytes that may be moved in a second, but at most ``most_bytes``."""
@@ -185,7 +184,7 @@ class Pace:
             return
         now_s = self._clock.now_s()
         self._due_s = max(self._due_s, now_s - 1.0) + size_bytes / self._rate_bytes
-        self._never.wait(max(0.0, self._due_s - now_s))
+        wait(max(0.0, self._due_s - now_s))
 
 
 def check_readable(spec: TierSpec, namespace: Namespace) -> int:

@@ -28,4 +28,4 @@ def test_what_hits_have_saved_is_told_by_tier(tmp_path: Path) -> None:
         assert notes() == [saved, compressed]
         engine.manager.stats[0].recompute_s = 40.0
         engine.step()
-        assert notes()[0] == "saved: 1,500 tokens, 2 min 0 s of computing: host 100%, memory 0%"
+        assert notes()[0] == "saved: 1,500 tokens, 2 min of computing: host 100%, memory 0%"
