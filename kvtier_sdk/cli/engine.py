@@ -52,16 +52,14 @@ _Tenant = Annotated[
 
 def socket_at(path: Path) -> Path:
     """Return the socket at a path. For a directory, return the socket of its only engine."""
-    found = [one for one in sorted(path.glob("kvtier-*.sock")) if _is_served(one)]
+    found = []
+    for one in sorted(path.glob("kvtier-*.sock")):
+        with suppress(OSError):
+            if server_of(one) is not None:
+                found.append(one)
     if len(found) > 1:
         raise ConfigError(f"several engines run; name one of {', '.join(map(str, found))}")
     return found[0] if found else path
-
-
-def _is_served(socket: Path) -> bool:
-    with suppress(OSError):
-        return server_of(socket) is not None
-    return False
 
 
 def ask(path: Path, request: Mapping[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any]:

@@ -42,16 +42,8 @@ def new_backend_command(
             "digits, with '-' or '_' between them. The package is kvtier-NAME.",
         ),
     ],
-    directory: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIRECTORY",
-            show_default="the current one",
-            help="The directory in which to make kvtier-NAME.",
-        ),
-    ] = Path(),
 ) -> None:
-    """Write a package with a new backend that already keeps the contract.
+    """Write a package with a new backend that already keeps the contract, in this directory.
 
     The package holds a tier that keeps chunks as files, the conformance kit as its tests, a
     Makefile and a CI workflow. Replace the files with your store; 'make test' checks it against
@@ -59,9 +51,9 @@ def new_backend_command(
     """
     _check_name(name)
     words = _words(name)
-    project = directory / words["DISTRIBUTION"]
+    project = Path(words["DISTRIBUTION"])
     if project.exists() or project.is_symlink():
-        raise ConfigError(f"{project} exists already; choose another NAME or --directory")
+        raise ConfigError(f"{project} exists already; choose another NAME")
     try:
         _write(project, words)
     except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvtier_sdk.cli.engine import ask_engine
-from kvtier_sdk.cli.plan.prices import Work
+from kvtier_sdk.cli.plan.prices import DAY_S, Work
 from kvtier_sdk.cli.plan.traffic import Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest
 from kvtier_sdk.errors import ConfigError
@@ -21,7 +21,6 @@ TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # The share of requests that the engine may finish between two looks.
 _MOST_REQUESTS_OFF = 0.01
-_DAY_S = 86_400.0
 _LOSSES = re.compile("dropped |failures |misses (?!absent)|not_admitted_chunks$")
 
 _Counts = Mapping[str, Any]
@@ -95,7 +94,7 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
     host = counted.pop(PRIMARY)
     if len(counted) > 1:
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
-    days = Work.of(workload, 0, 0.0, 1.0).span_s / _DAY_S
+    days = Work.of(workload, 0, 0.0, 1.0).span_s / DAY_S
     traffic = Traffic(workload)
     # All other chunks were in the pool, or on the device, whose hits kvtier does not count.
     absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in counted.values())

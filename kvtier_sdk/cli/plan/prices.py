@@ -21,7 +21,7 @@ from kvtier_sdk.options.tier import BoundedTierConfig
 from kvtier_sdk.options.units import Bytes, Seconds
 
 _Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_DAY_S = 86_400.0
+DAY_S = 86_400.0
 _MONTH_DAYS = 30
 _GIB = 2**30
 
@@ -147,7 +147,7 @@ def priced(
     prices: Prices, work: Work, flow: Flow, pool_chunks: int, tier: TierPrices | None, chunks: int
 ) -> Option:
     """Return the costs and benefits of a pool, with a tier of ``chunks`` behind it if given."""
-    days, size = work.span_s / _DAY_S, work.chunk_bytes
+    days, size = work.span_s / DAY_S, work.chunk_bytes
     computed = flow.asked - flow.pool_hits - flow.tier_hits
     work_s, stored_bytes = computed * work.recompute_s, size / work.compression_ratio
     written = flow.stored * stored_bytes / days

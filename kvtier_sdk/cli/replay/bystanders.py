@@ -55,7 +55,7 @@ def _check(tier: MaintainedTier, tool: str, limit: str, advice: str) -> None:
     for found in tier.namespaces():
         if found.facts.get("engine") not in _OURS:
             raise ReplayError(
-                f"tier {tier.spec.name!r}: {limit} would evict chunks that no {tool} has stored, "
-                f"of namespace {named(found)}; give the {tool} {advice}; or let it evict them "
-                "with --evict-others"
+                f"tier {tier.client.spec.name!r}: {limit} would evict chunks that no {tool} has "
+                f"stored, of namespace {named(found)}; give the {tool} {advice}; or let it evict "
+                "them with --evict-others"
             )

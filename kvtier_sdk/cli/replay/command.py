@@ -43,9 +43,6 @@ def replay_command(
             help="Play this many requests: by default 500 generated ones, or the whole trace.",
         ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(show_default="0", help="Seed of the generated workload.")
-    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -99,14 +96,6 @@ def replay_command(
             "deviation. --told 0 tells the truth.",
         ),
     ] = None,
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Requests that overlap. With 1, the replay waits where an engine would skip, so "
-            "that nothing is dropped and the hit rate is exact.",
-        ),
-    ] = 1,
     evict_others: EvictOthersOption = False,
     as_json: JsonOption = False,
     report_file: Annotated[
@@ -123,13 +112,12 @@ def replay_command(
     """Play a workload through the tiers, without an engine but with real bytes.
 
     Each chunk's content is computed from its key, and is compared whenever the chunk is loaded.
+    One request follows another, and waits where an engine would skip, so the hit rate is exact.
     The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """
     if trace is None:
-        played = chat_workload(requests or 500, seed or 0)
-    elif seed is not None:
-        raise ConfigError(f"--seed {seed}: cannot be combined with --trace")
+        played = chat_workload(requests or 500, seed=0)
     else:
         played = read_trace(trace)[:requests]
     if told_error is not None:
@@ -151,7 +139,6 @@ def replay_command(
         report = replay(
             played,
             options,
-            concurrency=concurrency,
             evict_others=evict_others,
             on_progress=lambda _: advance(1),
         )
@@ -159,11 +146,11 @@ def replay_command(
         if file is not None:
             print(json.dumps(report.as_json()), file=file)
     if not as_json:
-        print_report(report, overlapped=concurrency > 1)
+        print_report(report)
     if report_file is not None and is_page:
-        name = f"chats, seed {seed or 0}" if trace is None else trace.name
+        name = "generated chats" if trace is None else trace.name
         as_text = json.dumps(options.to_dict(), indent=2)
-        report_file.write(replay_page(report, name, concurrency, as_text))
+        report_file.write(replay_page(report, name, as_text))
     if report.wrong_bytes:
         raise typer.Exit(1)
 

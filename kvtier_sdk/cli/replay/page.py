@@ -22,17 +22,17 @@ _TIER_COLORS = ("tier1", "tier2", "tier3")
 _percent = "{:.1%}".format
 
 
-def replay_page(report: ReplayReport, workload: str, concurrency: int, options: str) -> str:
+def replay_page(report: ReplayReport, workload: str, options: str) -> str:
     figures = "".join(map(figure, _charts(report)))
     tables = "".join(
         f"<section><h2>{part.title}</h2><p>{escape(part.text)}</p>{table(*part.rows)}"
         f"<p>{escape(part.note)}</p></section>"
-        for part in sections(report, overlapped=concurrency > 1)
+        for part in sections(report)
     )
     return document(
         f"kvtier replay: {workload}",
         f"<header><h1>Replay of {escape(workload)}</h1>"
-        f'<p class="dim">{escape(_setup(report, concurrency))}</p></header>'
+        f'<p class="dim">{escape(_setup(report))}</p></header>'
         f"{_complaints(report)}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
         "<section><details><summary>The configuration that was played</summary>"
@@ -40,13 +40,12 @@ def replay_page(report: ReplayReport, workload: str, concurrency: int, options: 
     )
 
 
-def _setup(report: ReplayReport, concurrency: int) -> str:
+def _setup(report: ReplayReport) -> str:
     pool = format_bytes(report.tiers[0].capacity_bytes or 0)
     behind = ", ".join(tier.name for tier in report.tiers[1:])
-    at_once = f"{concurrency:,} requests" if concurrency > 1 else "one request"
     return (
         f"{report.requests:,} requests of {report.chunks:,} chunks of "
-        f"{format_bytes(report.chunk_bytes)}, {at_once} at a time. Host pool: {pool}. "
+        f"{format_bytes(report.chunk_bytes)}. Host pool: {pool}. "
         f"Tiers: {behind or 'none'}. Hit rate: {_percent(report.hit_rate)}, "
         f"{report.hit_chunks:,} of {report.chunks:,} chunks; {compared_line(report)}."
     )

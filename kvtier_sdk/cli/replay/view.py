@@ -27,21 +27,16 @@ class Section(NamedTuple):
     note: str = ""
 
 
-def print_report(report: ReplayReport, *, overlapped: bool) -> None:
+def print_report(report: ReplayReport) -> None:
     say(
         f"{report.requests:,} requests, {report.chunks:,} chunks of "
         f"{format_bytes(report.chunk_bytes)}, {report.elapsed_s:.1f} s"
     )
-    for part in sections(report, overlapped=overlapped):
+    for part in sections(report):
         say(*filter(None, [part.text]))
         print_columns(part.rows, part.numbers_from)
         say(*filter(None, [part.note]))
     say(*troubles(report))
-    if report.dropped and overlapped:
-        say(
-            "Requests that overlap do not wait for room: a chunk that was dropped on its way "
-            "down is a miss the next time. --concurrency 1 waits, and drops nothing."
-        )
     say(f"dropped: {report.dropped:,} chunks")
     say(compared_line(report))
 
@@ -51,11 +46,10 @@ def compared_line(report: ReplayReport) -> str:
     return f"compared with what was stored: {report.compared_bytes:,} bytes, {wrong}"
 
 
-def sections(report: ReplayReport, *, overlapped: bool) -> Iterator[Section]:
-    of_each = "; jobs that overlap count each" if overlapped else ""
+def sections(report: ReplayReport) -> Iterator[Section]:
     total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}", *[""] * 5)
     rows = [(*_TIER_TITLES, "evicted chunks"), *(_row(tier, report) for tier in report.tiers)]
-    speed = f"GB/s: bytes over the time that store or load jobs were under way{of_each}"
+    speed = "GB/s: bytes over the time that store or load jobs were under way"
     note = speed if len(report.tiers) > 1 else ""
     yield Section("Tiers", "", [*rows, total], note=note)
     if report.sessions is not None:
@@ -71,7 +65,7 @@ def sections(report: ReplayReport, *, overlapped: bool) -> Iterator[Section]:
             for of in report.time_saved
         ]
         titles = ("tier", "not computed", "loads took", "saved")
-        yield Section("Time saved", f"time saved, at {computing}{of_each}", [titles, *saved])
+        yield Section("Time saved", f"time saved, at {computing}", [titles, *saved])
 
 
 def troubles(report: ReplayReport) -> Iterator[str]:

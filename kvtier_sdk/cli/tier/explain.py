@@ -49,8 +49,10 @@ def explain_command(
     tiers: Annotated[str, typer.Argument(metavar=TARGET, help=TARGET_HELP)],
     namespace: NamespaceOption = None,
     keys: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="HEX", help="A chunk's key; repeat it for more."),
+        list[OffloadKey] | None,
+        typer.Option(
+            "--key", metavar="HEX", parser=bytes.fromhex, help="A chunk's key; repeat it for more."
+        ),
     ] = None,
     tokens: Annotated[
         Path | None,
@@ -106,7 +108,7 @@ def explain_command(
         faults.show(*target.tiers)
         faults.end()
     meant = _meant(selection, [one for found in held.values() for one in found])
-    groups = [[_read_key(text) for text in keys]] if keys else []
+    groups = [keys] if keys else []
     if prompt is not None:
         groups += prompt_keys(prompt, meant.facts, salt)
     answers = []
@@ -323,13 +325,6 @@ def _as_json(
         ],
         "faults": faults.by_tier,
     }
-
-
-def _read_key(text: str) -> OffloadKey:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise ConfigError(f"--key {text!r}: a key is written in hexadecimal digits") from None
 
 
 def _read_tokens(path: Path) -> list[int]:

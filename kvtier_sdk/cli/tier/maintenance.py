@@ -101,12 +101,8 @@ class MaintainedTier(BlockingTier):
     _timeout_s: float
     compressed_chunks: int = 0  # among the loaded and stored chunks
 
-    @property
-    def spec(self) -> TierSpec:
-        return self.client.spec
-
     def need(self, capability: Capability, doing: str) -> None:
-        spec = self.spec
+        spec = self.client.spec
         if capability not in spec.tier_class.capabilities:
             raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
@@ -158,9 +154,9 @@ class MaintainedTier(BlockingTier):
         self.compressed_chunks += result.compressed_chunks
         for verdict in result.verdicts:
             if verdict not in expected:
-                raise TierError(result.error or f"{self.spec.name}: {verdict.value}")
+                raise TierError(result.error or f"{self.client.spec.name}: {verdict.value}")
         if not result.released:
-            raise TierTimeoutError(f"{self.spec.name}: a call hangs")
+            raise TierTimeoutError(f"{self.client.spec.name}: a call hangs")
         return result.verdicts
 
     def _iterate(self, iterate: Callable[[TierCaller], AsyncIterator[T]]) -> Iterator[T]:

@@ -76,8 +76,8 @@ async def _write(probe: Probe, key: OffloadKey) -> None:
 async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
     """A cancelled call ends soon."""
     async with subject.opened() as probe:
-        for operation, stored in product(("store", "load"), (True, False)):
-            async for _, ended in _cancelled(probe, operation, stored=stored):
+        for operation in ("store", "load"):
+            async for _, _, ended in _cancelled(probe, operation):
                 if not ended:
                     within = f"{subject.timeout_s:g} s after it was cancelled"
                     raise Breach(f"a {operation} had not ended {within}")
@@ -88,7 +88,7 @@ async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> No
     """Once a cancelled load has ended, its buffers no longer change."""
     async with subject.opened() as probe:
         watched = []
-        async for lent, ended in _cancelled(probe, "load", stored=True):
+        async for lent, _, ended in _cancelled(probe, "load"):
             if not ended:
                 return
             lent.fill(probe.content(lent.key, _FOREIGN))
@@ -103,12 +103,11 @@ async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> No
     """A change to a buffer after its cancelled store has ended is never stored."""
     async with subject.opened() as probe:
         watched = []
-        for stored in (True, False):
-            async for lent, ended in _cancelled(probe, "store", stored=stored):
-                if not ended:
-                    return
-                lent.fill(probe.content(lent.key, _FOREIGN))
-                watched.append(lent.key)
+        async for lent, _, ended in _cancelled(probe, "store"):
+            if not ended:
+                return
+            lent.fill(probe.content(lent.key, _FOREIGN))
+            watched.append(lent.key)
         await subject.clock.sleep(subject.settle_s)
         for key in watched:
             found = await probe.get(key)
@@ -122,24 +121,23 @@ async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> No
 async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
     """A cancelled store leaves a whole object under its key, or no object."""
     async with subject.opened() as probe:
-        for stored in (True, False):
-            async for lent, ended in _cancelled(probe, "store", stored=stored):
-                if not ended:
-                    return
-                versions = (0, 1) if stored else (1,)
-                await probe.expect(lent.key, *versions, may_miss=True)
+        async for lent, versions, ended in _cancelled(probe, "store"):
+            if not ended:
+                return
+            await probe.expect(lent.key, *versions, 1, may_miss=True)
 
 
 async def _cancelled(
-    probe: Probe, operation: str, *, stored: bool
-) -> AsyncIterator[tuple[LentBuffers, bool]]:
-    """Cancel a call after each delay; yield its buffers, and true if the call ended in time."""
-    for turns, delay_s in [*((turns, 0.0) for turns in _TURNS), *((1, s) for s in _DELAYS_S)]:
+    probe: Probe, operation: str
+) -> AsyncIterator[tuple[LentBuffers, list[int], bool]]:
+    """Cancel calls; yield each one's buffers, the versions stored before, and if it ended."""
+    delays = [*((turns, 0.0) for turns in _TURNS), *((1, delay_s) for delay_s in _DELAYS_S)]
+    for versions, (turns, delay_s) in product(([0], []), delays):
         (key,) = probe.subject.new_keys(1)
-        if stored:
-            await probe.put([key])
+        for version in versions:
+            await probe.put([key], version)
         lent = probe.full(key, version=1)
-        yield lent, await start_and_cancel(probe, operation, lent, turns, delay_s)
+        yield lent, versions, await start_and_cancel(probe, operation, lent, turns, delay_s)
 
 
 def _holds_some(found: bytes, content: bytes) -> bool:
