@@ -33,7 +33,7 @@ def test_an_engine_gets_its_answers_from_the_tier_and_computes_what_is_damaged(
         adapter = {"type": "fs_native", "base_path": f"{tmp_path}/kv"}
     with LMCacheServer(tmp_path, adapter) as server:
         options = {"lmcache.mp.port": server.port, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}
-        with start_engine(options, connector="LMCacheMPConnector", fresh=True) as engine:
+        with start_engine(options, connector="LMCacheMPConnector") as engine:
             computed = engine.generate(prompts=PROMPTS)
             assert [output["cached"] for output in computed] == [0, 0]
             wait_until(lambda: len(files(tmp_path / "kv")) == 8, "all chunks to be in files")
