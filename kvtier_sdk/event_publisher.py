@@ -1,4 +1,4 @@
-"""Announces the tiers' chunks to request routers over ZeroMQ, in vLLM's format of KV events."""
+"""Announces the tiers' chunks to request routers over ZeroMQ, as KV events in vLLM's format."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class AnnouncedChunks:
                     yield from self._announce(name, key, note, event.session)
 
     def snapshot(self) -> Iterator[_Event]:
-        """Yield events that replace a router's knowledge with all announced chunks."""
+        """Yield events that clear a router's index and fill it with all announced chunks."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
         try:
@@ -150,7 +150,7 @@ class EventOptions(StrictModel):
 
 
 class EventPublisher:
-    """A publisher of events for request routers, which runs in a separate thread.
+    """A publisher of events for request routers. It runs in a separate thread.
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
     ROUTER socket receives a number, and answers with all batches since then, or with a snapshot if
@@ -161,7 +161,7 @@ class EventPublisher:
         options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
         rank: the engine's data-parallel rank, which is added to both ports.
-        tokens: true to announce only chunks with a note, and their tokens; false for only hashes.
+        tokens: if true, announce tokens too, and skip chunks without a note; if false, only hashes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.

@@ -151,7 +151,7 @@ def compared(ways: Sequence[Way]) -> list[Way]:
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a sentence for each run and each way without figures, with the reason."""
+    """Yield a sentence for each run or way that has no figures, giving the reason."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

@@ -105,7 +105,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read ``options`` by name, and import the named backends and policies.
+        """Build a configuration from a mapping of options, and import its backends and policies.
 
         ``tiers`` is a list of URLs, tables and specs. Each error message begins with ``where``.
 

@@ -19,7 +19,7 @@ Loss: TypeAlias = tuple[str, float]
 
 
 class Losses:
-    """The latest losses of one tier, by hashed key. Any thread may look for one."""
+    """One tier's latest losses of chunks, by hashed key. Any thread may call :meth:`find`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -29,7 +29,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-#: Weights are generated within this distance of 0.
+#: The largest dummy weight. vLLM's own dummy weights are too small to affect the outputs.
 WEIGHT = 0.08
 # This prompt is never stored, because it is shorter than a block.
 TICK = [1, 2, 3]

@@ -221,7 +221,7 @@ def _stop_of(request: Any) -> str | None:
     reason = request.get_finished_reason()
     if reason is None:
         return None
-    # Models with tools end a tool call with a special token.
+    # Add the stop token, because tool-calling models end a call with a special token.
     token = request.stop_reason
     label = str(reason).lower()
     return f"{label} {token}" if isinstance(token, int) else label

@@ -99,7 +99,7 @@ def vllm_config_command(
 
 
 class VLLMTools(EngineTools):
-    """The functions through which the command ``kvtier`` reads vLLM's options and finds keys."""
+    """The ``kvtier`` command's hooks for reading vLLM's options and computing chunk keys."""
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {"vllm-config": vllm_config_command}
     pool_directory = POOL_DIRECTORY
