@@ -23,10 +23,10 @@ _TURN_MS = 50
 #: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: Limits on the sent batches, which are kept for routers that lose some of them.
+#: Limits on the sent batches that are kept, because routers may request lost ones.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
-#: The maximum number of batches queued for a slow router: new ones, and an answer's.
+#: The maximum number of unread batches that each socket queues for a slow router.
 _MOST_UNREAD = 1000
 _MOST_UNREAD_ANSWERS = 16
 #: An answer is abandoned if the router reads no batch for this long.
@@ -42,7 +42,7 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The announced chunks, and a converter of the tiers' events to the events that routers get.
+    """The announced chunks, and the conversion of the tiers' events to router events.
 
     A block is announced with its first copy on a medium and locality, and withdrawn with the last.
     So the events work for routers that count copies and for routers that do not.

@@ -39,7 +39,7 @@ Announce: TypeAlias = Callable[[OffloadingEvent], None]
 
 
 class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The facts about a chunk's blocks by which a router matches a prompt's prefix.
+    """The facts about a chunk's blocks that a router needs to match a prompt's prefix.
 
     Attributes:
         block_hashes: the last 64 bits of the hash of each block of the chunk, in order.

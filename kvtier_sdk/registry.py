@@ -39,7 +39,7 @@ POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: The group in which an engine's package registers itself with the command ``kvtier``.
+#: The group in which an engine's package registers itself with the ``kvtier`` command.
 ENGINES_GROUP = "kvtier.engines"
 
 #: Maps a backend's name or URL scheme to the package of this project that provides it.
