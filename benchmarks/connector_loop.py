@@ -1,4 +1,4 @@
-"""Drives a manager as the scheduler side of vLLM's OffloadingConnector does, without an engine.
+"""Drives a manager as the scheduler's part of vLLM's OffloadingConnector does, without an engine.
 
 Each step makes the connector's calls in the connector's order:
 

@@ -21,7 +21,7 @@ Sample = tuple[str, str, str, float]
 
 
 class Benchmark:
-    """A benchmark's options and figures. ``absent`` has the reason for each unmeasured side."""
+    """A benchmark's options and figures. ``absent`` maps each unmeasured program to a reason."""
 
     options: argparse.Namespace
 
@@ -55,7 +55,7 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure each side once per round, in rotating order, and print the figures.
+        """Measure each program once per round, in rotating order, and print the figures.
 
         Args:
             group: subject of the measurement.

@@ -145,7 +145,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the limits and kvtier's peers: vLLM's ways, or else the clients' ways."""
+    """Return the limits and kvtier's peers: vLLM's ways if there are any, else the clients'."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

@@ -1,4 +1,4 @@
-"""The commands of ``kvtier``, and the exit status after each kind of error."""
+"""The ``kvtier`` commands, and the exit status after each kind of error."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ class ChunkCompressor:
         return None
 
     async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:
-        """Run the work in a thread, and add its duration to ``moved.coding_s``."""
+        """Run ``work()`` in a thread, and add its duration to ``moved.coding_s``."""
 
         def timed() -> tuple[T, float]:
             started_s = self._clock.now_s()

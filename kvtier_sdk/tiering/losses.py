@@ -1,4 +1,4 @@
-"""Why a tier does not have chunks that it had, or that it could have got."""
+"""Records why a tier lacks chunks that it had or was offered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: The size of a generation of losses. Two generations take at most 10 MiB.
 _MOST_LOSSES = 2**15
-#: Stands for a reason, with the time since when all losses are remembered.
+#: Replaces the reason of an unknown loss; the time is then the start of the record.
 NO_RECORD: Final = "no_record_since"
 
 #: A reason, and a wall-clock time.

@@ -1,4 +1,4 @@
-"""The tiering manager, through which an engine's scheduler uses all tiers."""
+"""The tiering manager, which is an engine scheduler's interface to all tiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers host memory with the driver: copies of unregistered memory would block the caller.
+"""Registers host memory with the driver, because copies of other memory block the caller.
 
 A process can register a page only once, and unregistering a page affects all of its users. So the
 devices of a process share registered pieces, and count the holders of each piece.

@@ -163,7 +163,7 @@ def test_kvtier_accepts_the_configuration(options: Any, tmp_path: Path) -> None:
 
 
 def test_the_service_of_kserve_gives_vllm_its_configuration(tmp_path: Path) -> None:
-    """No package has KServe's schema; the rest is Kubernetes' and vLLM's."""
+    """Only the Kubernetes and vLLM parts are checked, because no package has KServe's schema."""
     config, service = yaml.safe_load_all(KSERVE.read_text())
     pod = service["spec"]["template"]
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "engine"}, "spec": pod}

@@ -162,7 +162,7 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         for command in ("ls", "du"):
             said = f"{format_bytes(less_bytes)} (80 KiB / {sizes['ratio']:.2f})"
             assert said in kvtier("tier", command, less).stdout
-        # DST's options alone decide how a copied chunk is stored, whatever its form in SRC.
+        # Only DST's options decide how a copied chunk is stored, whatever its form in SRC.
         codec = write_keys(tmp_path / "chunk.keys", OURS)
         plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
         sealed = server.tier_url("kv/sealed", compress="always", codec=codec)

@@ -194,7 +194,7 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Return the lines as a text that is the same on all machines and in all runs."""
+    """Return the lines in a form that is the same on all machines and in all runs."""
     # The line "still opening after" appears only on a busy machine.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):

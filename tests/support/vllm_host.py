@@ -45,7 +45,7 @@ def give_weight() -> None:
     def make_up_larger(parameter: Any) -> None:
         make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
         if parameter.dim() == 1:
-            # The weights of norm layers are around 1.
+            # Shift the weights of norm layers, because real ones are around 1.
             parameter.data.add_(1.0)
 
     dummy_loader.initialize_single_dummy_weight = make_up_larger

@@ -1,4 +1,4 @@
-"""The compiled part acts like the Python code, or leaves the work to the Python code."""
+"""The compiled part acts like the Python code, or leaves the chunk to it."""
 
 import logging
 import os

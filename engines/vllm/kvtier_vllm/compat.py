@@ -27,7 +27,7 @@ from kvtier_sdk import OffloadKey
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
-#: Releases with which this package was tested.
+#: The vLLM releases that this package was tested with.
 TRIED = ("0.32", "0.33")
 
 #: True if vLLM reports when all copies from before a reset have ended (since 0.33).

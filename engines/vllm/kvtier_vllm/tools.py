@@ -1,4 +1,4 @@
-"""vLLM's part of the command ``kvtier``, including ``kvtier vllm-config``."""
+"""vLLM's part of the ``kvtier`` command, including ``kvtier vllm-config``."""
 
 from __future__ import annotations
 
