@@ -134,7 +134,7 @@ class AnnouncedChunks:
 
 
 class EventOptions(StrictModel):
-    """The options of an engine that announces chunks to request routers.
+    """An engine's options for announcing chunks to request routers.
 
     Attributes:
         events_endpoint: address at which request routers receive announcements of chunks, such as

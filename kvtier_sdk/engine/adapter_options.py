@@ -26,7 +26,7 @@ class AdapterOptions(ServiceOptions):
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read the URL or the table of options of a tier in an engine's configuration.
+        """Read a tier's URL or options table in an engine's configuration.
 
         Each error message begins with the ``place`` of the entry.
 

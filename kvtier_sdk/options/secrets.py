@@ -172,7 +172,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
 
 
 def text_of_all(error: BaseException) -> str:
-    """Return the text of an error, and for a group also the texts of its members."""
+    """Return an error's text, and for a group also its members' texts."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

@@ -68,7 +68,7 @@ class PoolLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Slot distance: the stride if set, else ``chunk_bytes`` rounded up to a multiple of 4,096."""
+        """Slot distance: the stride, or else ``chunk_bytes`` rounded up to a multiple of 4,096."""
         return self.stride_bytes or round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     @property

@@ -80,7 +80,7 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
 
 def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     """Return a request's chunks in prefix order, each with the number of tokens up to its end."""
-    # vLLM's public method gives the position of a single chunk only.
+    # Read a private attribute, because vLLM's public method returns only one chunk's position.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
 

@@ -20,7 +20,7 @@ PROMPT = make_words(0, CHUNKS * BLOCK_TOKENS + 5)
 
 
 class Node:
-    """An engine with the configuration of the example, and a router that receives its events."""
+    """An engine with the example's configuration, and a router that receives its events."""
 
     def __init__(self, folder: Path, port: int, router: Router) -> None:
         self._model, self._port, self._router = str(folder / "model"), port, router
