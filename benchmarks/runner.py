@@ -13,7 +13,7 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# Benchmarks import ``tests/support``, which starts servers and engines.
+# Benchmarks start servers and engines through ``tests/support``, so make it importable.
 sys.path.append(str(ROOT / "tests"))
 
 #: The case, quantity, unit and value of one measurement.

@@ -23,7 +23,7 @@ from kvtier_sdk.config.tiering_config import own_directory
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.processes import describe_process
 
-# A request can name all chunks of a prompt of several million tokens.
+# Large enough for a request that names all chunks of a prompt of several million tokens.
 _MOST_REQUEST_BYTES = 16 * 2**20
 _PROBE_S = 2.0
 #: ``struct ucred``, the value of SO_PEERCRED: the peer's process, user and group ids.

@@ -47,7 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Some releases of typer show local variables, which may hold passwords, in tracebacks.
+    # Disable typer's tracebacks, because some releases show local variables, with passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )

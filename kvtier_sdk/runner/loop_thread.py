@@ -136,7 +136,7 @@ class LoopRunner(ABC):
             try:
                 return self._opened.result(max(0.0, end_s - waited_s))
             except TimeoutError:
-                # The opening itself may have failed with this TimeoutError.
+                # Check the outcome, because the opening itself may have raised this TimeoutError.
                 if self._opened.done():
                     return self._opened.result()
             if end_s == timeout_s:

@@ -181,7 +181,7 @@ def test_the_service_of_kserve_gives_vllm_its_configuration(tmp_path: Path) -> N
     room = bytes_of(volumes["dshm"]["emptyDir"]["sizeLimit"])
     assert bytes_of(options["cpu_bytes_to_use"]) < room
     assert room < bytes_of(engine["resources"]["limits"]["memory"])
-    # KServe's command hands the options to the shell's eval.
+    # Evaluate the options in a shell, as KServe's command does.
     (tmp_path / name).write_text(text)
     variables = {one["name"]: one["value"] for one in engine["env"]}
     added = variables["VLLM_ADDITIONAL_ARGS"].replace(mounts["config"], str(tmp_path))

@@ -200,7 +200,7 @@ def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
     for name in ("dir", "endpoint", "redis"):
         text = text.replace(places[name], name.upper())
     text = re.sub(r"(?<=installed: ).*", "...", text)
-    # The memory of Redis and the disk's free space differ between machines.
+    # Cut Redis's memory and the disk's free space, which differ between machines.
     text = re.sub(r"(?<=redis: open: ).*", "...", text)
     text = re.sub(r"(?<=disk has ).*(?= free)", "...", text)
     free = re.compile(r"[0-9.]+ .iB are free in [^:]*(: make the pool smaller, or).*")

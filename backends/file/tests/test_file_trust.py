@@ -45,7 +45,7 @@ async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, i
     below = below.replace("fingerprint", bench.namespace.fingerprint)
     place = bench.root / below.replace("shard", shard_of(KEYS[0]))
     planted = place.rename(bench.root.with_name("planted"))
-    # The tier may remove a spare file during the copy.
+    # Leave out spare files, because the tier may remove one during the copy.
     shutil.copytree(planted, place, ignore=shutil.ignore_patterns("*.tmp"))
     spoil(place, how)
     if below == "":

@@ -273,7 +273,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 
 def runs_here(vllm_config: Any) -> bool:
-    # A front end can run on this machine while all its engines run on other machines.
+    # Look for local engines, because a front end's engines may all run on other machines.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
@@ -340,7 +340,7 @@ def actual_hash() -> tuple[str, bytes] | None:
         return None
     source = kv_cache_utils.get_none_hash_seed()
     for name in _HASH_ALGORITHMS:
-        # Some algorithms need a package that may be missing.
+        # Skip algorithms whose package is missing.
         with contextlib.suppress(ImportError, ModuleNotFoundError, ValueError):
             if get_hash_fn_by_name(name)(source) == seed:
                 return name, bytes(seed)
