@@ -78,7 +78,7 @@ def node(folder: Path, name: str, server: S3Server) -> Iterator[Node]:
     for tier in (on_disk, shared):
         tier["lookup_deadline"] = "30s"
     # The pool holds 11 prompts and keeps room free for one. LRU evicts the oldest prompt first.
-    # With such a recompute time, every load is worthwhile.
+    # The long recompute time makes every load worthwhile.
     extra |= {"cpu_bytes_to_use": "16MiB", "eviction_policy": "lru", "recompute": "1h"}
     extra |= {"events_endpoint": endpoints[0], "events_replay_endpoint": endpoints[1]}
     path = folder / f"{name}.json"
