@@ -142,7 +142,7 @@ class StoredNamespace(Namespace):
 
     @staticmethod
     def is_fingerprint(text: str) -> bool:
-        """Return true if a string has the form of a fingerprint."""
+        """Return true if the string ``text`` has the form of a fingerprint."""
         return _FINGERPRINT.fullmatch(text) is not None
 
     @cached_property

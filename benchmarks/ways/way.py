@@ -38,7 +38,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement, which each measured program stores and loads."""
+    """The chunks that each program stores and loads in one measurement."""
 
     chunk_bytes: int
     header_bytes: int

@@ -43,7 +43,7 @@ class Losses:
     def failed(
         self, job: Job, verdicts: Sequence[Verdict], unreported: Collection[OffloadKey]
     ) -> None:
-        """Record the chunks that a store or load lost, including missing chunks in ``unreported``."""
+        """Record the chunks that a store or load lost, including missing ``unreported`` ones."""
         for key, verdict in zip(job.keys, verdicts, strict=True):
             is_unstored = job.operation is Operation.STORE and verdict is not Verdict.OK
             is_missing = verdict is Verdict.NOT_FOUND and key in unreported

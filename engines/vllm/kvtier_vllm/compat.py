@@ -327,14 +327,14 @@ def _instruction_sets() -> list[str]:
 
 
 def expected_hash() -> tuple[str, bytes]:
-    """Return the algorithm and seed of the chain hashes under vLLM's default configuration."""
+    """Return the chain-hash algorithm and seed under vLLM's default configuration."""
     name = "sha256"
     hash_function = get_hash_fn_by_name(name)
     return name, bytes(hash_function(kv_cache_utils.resolve_none_hash_seed(hash_function)))
 
 
 def actual_hash() -> tuple[str, bytes] | None:
-    """Return this process's algorithm and seed of chain hashes; ``None`` until vLLM sets them."""
+    """Return this process's chain-hash algorithm and seed; ``None`` until vLLM sets them."""
     seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
     if seed is None:
         return None

@@ -24,7 +24,7 @@ EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
 class IdentityOptions(StrictModel):
-    """Facts of the namespace that an operator declares.
+    """Namespace facts that an operator declares.
 
     Attributes:
         model_revision: a string that distinguishes this model from others of its name.
