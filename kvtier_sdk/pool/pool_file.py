@@ -126,7 +126,7 @@ def sweep(directory: Path) -> None:
             continue
         try:
             with leases.joining(fd):
-                # Skip a file without links: it has lost its name, and ``path`` may name a newer file.
+                # Skip a file without links: its name is gone, and ``path`` may name a newer file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
                     # Truncate first, so that the memory is freed before the name disappears.
                     os.ftruncate(fd, 0)
