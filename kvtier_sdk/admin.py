@@ -118,7 +118,7 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """Make ``path`` and check that it is private, if it is this user's default directory."""
+    """Make and check ``path`` if it is this user's default directory, which must be private."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):

@@ -201,7 +201,7 @@ def place_of_socket(option: str) -> Path:
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read the ``entries`` of tiers, which are URLs, tables or specs, keyed by place.
+    """Read the tiers' ``entries``, which are URLs, tables or specs, keyed by place.
 
     If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores loaded
     chunks, and chunks computed from them, in the other tiers too.

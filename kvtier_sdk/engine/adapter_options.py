@@ -22,7 +22,7 @@ _PATIENCE_S = 5.0
 
 
 class AdapterOptions(ServiceOptions):
-    """An engine adapter's own options, which its users write among a tier's options."""
+    """An engine adapter's own options, which users write beside a tier's options."""
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
