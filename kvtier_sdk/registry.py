@@ -95,7 +95,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
         UnknownBackendError: no installed package offers the name; the message lists all names.
         DuplicateBackendError: two packages offer the name, as a backend's name or as a URL scheme.
         BackendLoadError: the backend cannot be imported, or does not implement this version of
-            the contract; the message names the package, its version and the fault.
+            the contract; the message names the package, its version and the problem.
     """
     found = _find_backend(name)
     if not found:

@@ -28,7 +28,7 @@ _Counts = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """A pool or tier: its share of the requested chunks, and the bytes that it gets in a day."""
+    """A pool's or a tier's hit rate and bytes written per day, both forecast and actual."""
 
     name: str
     forecast_hit_rate: float
