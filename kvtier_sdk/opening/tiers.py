@@ -64,7 +64,7 @@ def open_manager(
     Raises:
         ConfigError: an option is wrong, or a service cannot be opened.
         BackendError: a backend or a policy cannot be found or loaded.
-        TierError: a tier cannot be reached. After this and other errors, everything is closed.
+        TierError: a tier cannot be reached. After any error, everything is closed.
     """
     if not isinstance(tiers, TieringConfig):
         options = {"slots": pool.slots, "chunk_bytes": pool.chunk_bytes, "tiers": list(tiers)}
@@ -156,7 +156,7 @@ def open_tier(
     Raises:
         ConfigError: an option is wrong, or unsuitable for the tier.
         BackendError: the backend cannot be found or loaded.
-        TierError: the tier cannot be reached. After this and other errors, everything is closed.
+        TierError: the tier cannot be reached. After any error, everything is closed.
     """
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
     if spec.is_rounded and "compress" not in namespace.facts:

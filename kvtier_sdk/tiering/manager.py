@@ -128,7 +128,7 @@ class TieringManager:
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
 
-        ``spec`` describes the tier. The manager takes over ``runner``. An error adds no tier.
+        ``spec`` describes the tier. The manager takes over ``runner``. A failed tier is not added.
 
         Raises:
             ConfigError: another tier has the same name, or a setting cannot work.

@@ -1,4 +1,4 @@
-"""Kills a child process at each of its system calls, and checks a survivor's count of chunks.
+"""Kills child processes, each one system call later, and checks a survivor's count of chunks.
 
 Usage: crash_everywhere.py ROOT
 

@@ -15,7 +15,7 @@ from kvtier_sdk import ObjectNames, TierContext, TierError
 
 # A process that has not renewed its signature for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
-# The error of a listed time, because a server may round times to whole seconds.
+# Tolerance for listed times, because a server may round them to whole seconds.
 _RESOLUTION_S = 1.0
 # The maximum number of chunks that one sweep deletes. A sweep keeps up to twice as many names in
 # memory. If more chunks must be deleted, the next sweep follows at once.
