@@ -104,7 +104,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the operation counts and CPU time per chunk. The counts of all managers are equal."""
+        """Yield operation counts and CPU time per chunk. All managers have the same counts."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():
