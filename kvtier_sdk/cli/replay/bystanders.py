@@ -17,7 +17,7 @@ from kvtier_sdk.types import Capability
 #: Namespaces of these tools need no protection, because the chunks of an earlier replay are
 #: useless, and a check leaves only a manifest behind.
 _OURS = ("kvtier replay", "kvtier bench", "kvtier check")
-#: Facts by which people recognize a namespace.
+#: Facts that help people recognize a namespace.
 _TELLING = ("engine", "model")
 
 

@@ -1,4 +1,4 @@
-"""What ``vllm serve`` is told: hints and traces of clients, hints of operators."""
+"""``vllm serve`` follows hints from clients and operators, and joins clients' traces."""
 
 import re
 import threading
@@ -124,7 +124,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
         secondary_tiers=[f"file://{folder}/kv?capacity=1GiB"],
         admin_socket=str(server.socket),
     )
-    # The device holds little more than one prompt.
+    # Let the device hold little more than one prompt, so that it evicts earlier prompts.
     options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"
     options += f" --otlp-traces-endpoint {collector.url}"
     # The protocol, and the milliseconds between two exports.
