@@ -1,4 +1,4 @@
-"""Drives a manager as the scheduler side of vLLM's OffloadingConnector does, without an engine.
+"""Drives a manager as the scheduler's part of vLLM's OffloadingConnector does, without an engine.
 
 Each step makes the connector's calls in the connector's order:
 
@@ -104,7 +104,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield the work and the CPU time per chunk. The work is equal for all sides."""
+        """Yield operation counts and CPU time per chunk. All managers have the same counts."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

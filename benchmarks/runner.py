@@ -13,7 +13,7 @@ from pathlib import Path
 import results
 from results import ROOT, Series, gain
 
-# Benchmarks import ``tests/support``, which starts servers and engines.
+# Benchmarks start servers and engines through ``tests/support``, so make it importable.
 sys.path.append(str(ROOT / "tests"))
 
 #: The case, quantity, unit and value of one measurement.
@@ -21,7 +21,7 @@ Sample = tuple[str, str, str, float]
 
 
 class Benchmark:
-    """A benchmark's options and figures. ``absent`` has the reason for each unmeasured side."""
+    """A benchmark's options and figures. ``absent`` maps each unmeasured program to a reason."""
 
     options: argparse.Namespace
 
@@ -55,7 +55,7 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure each side once per round, in rotating order, and print the figures.
+        """Measure each program once per round, in rotating order, and print the figures.
 
         Args:
             group: subject of the measurement.

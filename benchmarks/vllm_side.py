@@ -77,7 +77,7 @@ class VLLMSide:
     def run_model(self) -> None:
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
-        # An engine asks for statistics after each step.
+        # Ask for statistics after each step, as an engine does.
         self.manager.get_stats()
 
     def close(self) -> None:

@@ -209,7 +209,7 @@ class Afternoon:
                 until(lambda: not engine.manager.has_pending_work(), engine.step)
 
     def _type(self, line: str) -> None:
-        """Run a command of ``kvtier`` while the engines step."""
+        """Run a ``kvtier`` command while the engines step."""
         print(f"\n$ kvtier {line}", flush=True)
         kvtier = str(Path(sys.executable).with_name("kvtier"))
         with subprocess.Popen([kvtier, *shlex.split(line)], cwd=self._folder) as command:

@@ -23,7 +23,7 @@ from kvtier_sdk.config.tiering_config import own_directory
 from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.processes import describe_process
 
-# A request can name all chunks of a prompt of several million tokens.
+# Large enough for a request that names all chunks of a prompt of several million tokens.
 _MOST_REQUEST_BYTES = 16 * 2**20
 _PROBE_S = 2.0
 #: ``struct ucred``, the value of SO_PEERCRED: the peer's process, user and group ids.
@@ -118,7 +118,7 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """Make ``path`` and check that it is private, if it is this user's default directory."""
+    """Make and check ``path`` if it is this user's default directory, which must be private."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):

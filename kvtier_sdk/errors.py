@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 
 class KVTierError(Exception):
-    """The base class of every error of the SDK."""
+    """The base class of all SDK errors."""
 
 
 class ConfigError(KVTierError, ValueError):
@@ -171,7 +171,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 @contextmanager
 def map_exceptions(mapping: Mapping[Any, type[TierError]]) -> Iterator[None]:
-    """Translate a client library's exceptions into errors of the SDK.
+    """Translate a client library's exceptions into SDK errors.
 
     ``mapping`` maps a class, or a tuple of classes, to the error to raise. The first match wins, so
     put subclasses before their bases. The new error has the original text, and the original error

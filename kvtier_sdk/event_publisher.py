@@ -1,4 +1,4 @@
-"""Announces the tiers' chunks to request routers over ZeroMQ, in vLLM's format of KV events."""
+"""Announces the tiers' chunks to request routers over ZeroMQ, as KV events in vLLM's format."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TURN_MS = 50
 #: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: Limits on the sent batches, which are kept for routers that lose some of them.
+#: Limits on the sent batches that are kept, because routers may request lost ones.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
-#: The maximum number of batches queued for a slow router: new ones, and an answer's.
+#: The maximum number of unread batches that each socket queues for a slow router.
 _MOST_UNREAD = 1000
 _MOST_UNREAD_ANSWERS = 16
 #: An answer is abandoned if the router reads no batch for this long.
@@ -42,7 +42,7 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The announced chunks, and a converter of the tiers' events to the events that routers get.
+    """The announced chunks, and the conversion of the tiers' events to router events.
 
     A block is announced with its first copy on a medium and locality, and withdrawn with the last.
     So the events work for routers that count copies and for routers that do not.
@@ -78,7 +78,7 @@ class AnnouncedChunks:
                     yield from self._announce(name, key, note, event.session)
 
     def snapshot(self) -> Iterator[_Event]:
-        """Yield events that replace a router's knowledge with all announced chunks."""
+        """Yield events that clear a router's index and fill it with all announced chunks."""
         yield {"type": "AllBlocksCleared"}
         copies, self._copies = self._copies, {}
         try:
@@ -134,7 +134,7 @@ class AnnouncedChunks:
 
 
 class EventOptions(StrictModel):
-    """The options of an engine that announces chunks to request routers.
+    """An engine's options for announcing chunks to request routers.
 
     Attributes:
         events_endpoint: address at which request routers receive announcements of chunks, such as
@@ -150,7 +150,7 @@ class EventOptions(StrictModel):
 
 
 class EventPublisher:
-    """A publisher of events for request routers, which runs in a separate thread.
+    """A publisher of events for request routers. It runs in a separate thread.
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
     ROUTER socket receives a number, and answers with all batches since then, or with a snapshot if
@@ -161,7 +161,7 @@ class EventPublisher:
         options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
         rank: the engine's data-parallel rank, which is added to both ports.
-        tokens: true to announce only chunks with a note, and their tokens; false for only hashes.
+        tokens: if true, announce tokens too, and skip chunks without a note; if false, only hashes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.

@@ -39,7 +39,7 @@ Announce: TypeAlias = Callable[[OffloadingEvent], None]
 
 
 class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
-    """The facts about a chunk's blocks by which a router matches a prompt's prefix.
+    """The facts about a chunk's blocks that a router needs to match a prompt's prefix.
 
     Attributes:
         block_hashes: the last 64 bits of the hash of each block of the chunk, in order.
@@ -132,7 +132,7 @@ def announce_blocks(
             name = make_offload_key((block % 2**64).to_bytes(8, "big"), group)
             left = missing.pop(name, 0 if event.removed else chunks)
             left += 1 if event.removed else -1
-            # The block has just become complete, or has just lost its first chunk.
+            # Announce a block that has just become complete, or has just lost its first chunk.
             if left == event.removed:
                 told[name] = ChunkNote([block], None, [], 0).encode()
             if 0 < left < chunks:

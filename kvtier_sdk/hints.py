@@ -67,7 +67,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The outcome of one hint, with the reason.
+    """The outcome of one hint, and the reason for it.
 
     Attributes:
         request_id: the request that carried the hint; empty for an operator's hint.

@@ -288,7 +288,7 @@ class TierStats:
         "Chunks of jobs that did not succeed for them.",
         "operation",
         "reason",
-        # A lookup of an absent chunk is not a failure.
+        # Omit ``lookup.not_found``, because looking up an absent chunk is not a failure.
         keys=sorted({*map(".".join, product(_OPERATIONS, _FAULTS))} - {"lookup.not_found"}),
     )
     dropped: Counter[str] = _counters(

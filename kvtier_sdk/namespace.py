@@ -142,7 +142,7 @@ class StoredNamespace(Namespace):
 
     @staticmethod
     def is_fingerprint(text: str) -> bool:
-        """Return true if a text has the form of a fingerprint."""
+        """Return true if the string ``text`` has the form of a fingerprint."""
         return _FINGERPRINT.fullmatch(text) is not None
 
     @cached_property
@@ -170,5 +170,5 @@ def _is_flat(value: object, most_levels: int) -> bool:
 
 
 def _canonical(value: object) -> str:
-    # JSON tells 1, 1.0 and True apart, which are equal in Python.
+    # Compare values as JSON, which tells 1, 1.0 and True apart. In Python they are equal.
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -39,7 +39,7 @@ POLICIES_GROUP = "kvtier.policies"
 STORE_POLICIES_GROUP = "kvtier.store_policies"
 CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: The group in which an engine's package registers itself with the command ``kvtier``.
+#: The group in which an engine's package registers itself with the ``kvtier`` command.
 ENGINES_GROUP = "kvtier.engines"
 
 #: Maps a backend's name or URL scheme to the package of this project that provides it.
@@ -95,7 +95,7 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
         UnknownBackendError: no installed package offers the name; the message lists all names.
         DuplicateBackendError: two packages offer the name, as a backend's name or as a URL scheme.
         BackendLoadError: the backend cannot be imported, or does not implement this version of
-            the contract; the message names the package, its version and the fault.
+            the contract; the message names the package, its version and the problem.
     """
     found = _find_backend(name)
     if not found:

@@ -166,7 +166,7 @@ def test(packages: Sequence[Path], work: Path, other: str | None, options: Seque
             (site,) = environment.glob("lib/python*/site-packages")
             shutil.copy(ROOT / _CODER, site / _CODER)
     modules = [_module_of(package).name for package in packages]
-    # PYTHONPATH could make the tests import the source tree instead of the wheels.
+    # Drop PYTHONPATH, because the tests could import the source tree instead of the wheels.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     variables["KVTIER_TEST_LOOP"] = "asyncio"
     check = f"""

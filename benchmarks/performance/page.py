@@ -145,13 +145,13 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the limits and kvtier's peers: vLLM's ways, or else the clients' ways."""
+    """Return the limits and kvtier's peers: vLLM's ways if there are any, else the clients'."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a sentence for each run and each way without figures, with the reason."""
+    """Yield a sentence for each run or way that has no figures, giving the reason."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

@@ -1,4 +1,4 @@
-"""The limit of the file tier: its compiled part alone, with system calls and digests."""
+"""The file tier's limit: only its compiled part, with system calls and digests."""
 
 from __future__ import annotations
 

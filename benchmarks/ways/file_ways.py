@@ -99,7 +99,7 @@ class VLLMFiles(PlainFiles):
 
 
 class CompiledWay(PlainFiles):
-    """An upper bound for the tier: its compiled part alone, with digests and O_DIRECT."""
+    """An upper bound for the tier: only its compiled part, with digests and O_DIRECT."""
 
     def __init__(self, work: Work, root: Path) -> None:
         super().__init__(work, root)

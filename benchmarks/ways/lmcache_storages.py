@@ -116,7 +116,7 @@ class _L1Storage(Storage):
 
 
 class _Limit(_L1Storage):
-    """The compiled part of the file tier alone, called by four threads."""
+    """The limit: four threads that call the file tier's compiled code directly."""
 
     def __init__(self, files: CompiledFiles, objects: Sequence[Any]) -> None:
         super().__init__(objects)

@@ -1,4 +1,4 @@
-"""The interface through which a benchmark calls an engine's storage."""
+"""The interface between a benchmark and an engine's storage."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from kvtier_sdk.aio.blocking import close_blocking_threads
 
 # The maximum payload of one call to a tier.
 _BATCH_BYTES = 8 * 2**20
-#: Each backend's class in the module ``ways.<backend>_ways``, which needs the backend's clients.
+#: Class names, because importing a module ``ways.<backend>_ways`` needs the backend's clients.
 SUBJECTS = {
     "file": "FileSubject",
     "redis": "RedisSubject",
@@ -38,7 +38,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Work:
-    """The chunks of one measurement, which each measured program stores and loads."""
+    """The chunks that each program stores and loads in one measurement."""
 
     chunk_bytes: int
     header_bytes: int

@@ -123,7 +123,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         return report
 
     def report() -> None:
-        # The loop may have been closed while the call hung.
+        # Ignore a closed loop's error, because the loop may close while the call hangs.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(end)
 

@@ -109,7 +109,7 @@ class Connection:
             TierUnavailableError: the server cannot be reached.
             ssl.SSLError: the TLS handshake failed. A tier should report which option to change.
 
-        After a cancellation no socket is left open.
+        After an error or a cancellation, no socket is left open.
         """
         peer = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
         try:

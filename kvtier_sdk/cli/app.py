@@ -1,4 +1,4 @@
-"""The commands of ``kvtier``, and the exit status after each kind of error."""
+"""The ``kvtier`` commands, and the exit status after each kind of error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Some releases of typer show local variables, which may hold passwords, in tracebacks.
+    # Disable typer's tracebacks, because some releases show local variables, with passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )

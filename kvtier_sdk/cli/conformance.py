@@ -40,7 +40,7 @@ def conformance_command(
 ) -> None:
     """Run the conformance kit against an installed backend, rule by rule.
 
-    Give it a store of its own, because chunks of the checks stay there. A rule is skipped if the
+    Give it a separate store, because the checks leave chunks there. A rule is skipped if the
     backend does not declare what it needs, or if only a hook of the author's tests can check it.
     The exit status is 1 if a rule fails.
 

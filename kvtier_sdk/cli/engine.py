@@ -208,7 +208,7 @@ def pin_command(
     ] = "1h",
     tenant: _Tenant = "",
 ) -> None:
-    """Keep a session's chunks in a running engine's host pool, for example a system prompt.
+    """Keep a session's chunks, such as its system prompt, in a running engine's host pool.
 
     Pins use the engine's 'hint_budget', and last at most as long as its 'hint_duration'.
     """

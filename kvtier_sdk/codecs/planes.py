@@ -65,7 +65,7 @@ _NO_CODER = (
 
 
 class Planes:
-    """A lossless coder of payloads with elements of a ``dtype``. Any thread may call it."""
+    """A lossless coder for payloads whose elements have one ``dtype``. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
     # Maps a dtype, as named by ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with

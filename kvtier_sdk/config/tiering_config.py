@@ -105,7 +105,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], *, where: str = "configuration") -> Self:
-        """Read ``options`` by name, and import the named backends and policies.
+        """Build a configuration from a mapping of options, and import its backends and policies.
 
         ``tiers`` is a list of URLs, tables and specs. Each error message begins with ``where``.
 
@@ -201,7 +201,7 @@ def place_of_socket(option: str) -> Path:
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read the ``entries`` of tiers, which are URLs, tables or specs, keyed by place.
+    """Read the tiers' ``entries``, which are URLs, tables or specs, keyed by place.
 
     If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores loaded
     chunks, and chunks computed from them, in the other tiers too.

@@ -22,11 +22,11 @@ _PATIENCE_S = 5.0
 
 
 class AdapterOptions(ServiceOptions):
-    """An engine adapter's own options, which its users write among a tier's options."""
+    """An engine adapter's own options, which users write beside a tier's options."""
 
     @classmethod
     def read(cls, entry: object, place: Place) -> tuple[TierSpec, Self]:
-        """Read the URL or the table of options of a tier in an engine's configuration.
+        """Read a tier's URL or options table in an engine's configuration.
 
         Each error message begins with the ``place`` of the entry.
 

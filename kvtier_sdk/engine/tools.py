@@ -1,4 +1,4 @@
-"""The interface through which the command ``kvtier`` supports an engine."""
+"""The interface between the ``kvtier`` command and an engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvtier_sdk.types import OffloadKey
 
 
 class EngineTools(ABC):
-    """An engine's configuration, keys and commands, as the command ``kvtier`` needs them.
+    """An engine's configuration, keys and commands, for the ``kvtier`` command.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
     entry point's name equals the fact ``engine`` in the engine's namespaces. The constructor takes
     no arguments. The module must not import the engine, because the command also runs without it.
 
     Attributes:
-        commands: additional commands of ``kvtier``. Each name maps to a typer function.
+        commands: additional ``kvtier`` commands. Each name maps to a typer function.
         pool_directory: the directory of a host pool that several processes share, or ``None``.
     """
 

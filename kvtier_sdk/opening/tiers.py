@@ -62,9 +62,9 @@ def open_manager(
         policy_now_s: returns the time for the eviction policy; by default the clock's time.
 
     Raises:
-        ConfigError: an option is wrong, or a service cannot be opened; everything is closed again.
+        ConfigError: an option is wrong, or a service cannot be opened.
         BackendError: a backend or a policy cannot be found or loaded.
-        TierError: a tier cannot be reached.
+        TierError: a tier cannot be reached. After any error, everything is closed.
     """
     if not isinstance(tiers, TieringConfig):
         options = {"slots": pool.slots, "chunk_bytes": pool.chunk_bytes, "tiers": list(tiers)}
@@ -154,9 +154,9 @@ def open_tier(
         verify: false switches digests off; for measurements and tests only.
 
     Raises:
-        ConfigError: an option is wrong, or unsuitable for the tier; everything is closed again.
+        ConfigError: an option is wrong, or unsuitable for the tier.
         BackendError: the backend cannot be found or loaded.
-        TierError: the tier cannot be reached.
+        TierError: the tier cannot be reached. After any error, everything is closed.
     """
     spec = TierSpec.from_url(tier) if isinstance(tier, str) else tier
     if spec.is_rounded and "compress" not in namespace.facts:

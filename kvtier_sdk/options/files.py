@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_options(path: Path) -> Mapping[str, Any]:
-    """Read a file of options without validating them; raise :class:`ConfigError` for any fault."""
+    """Read an options file without validation; raise :class:`ConfigError` if that fails."""
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
         kinds = nearest(path.suffix.lower(), _PARSERS, "allowed")

@@ -234,9 +234,9 @@ _PLAIN = {
 def validate_options(
     model: type[Model], options: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
 ) -> Model:
-    """Build a ``model`` from ``options``, or raise a :class:`ConfigError` with a line per fault.
+    """Build a ``model`` from ``options``, or raise a :class:`ConfigError` with a line per mistake.
 
-    A fault is an unknown or missing option, a wrong value, or a secret that cannot be read. Each
+    A mistake is an unknown or missing option, a wrong value, or an unreadable secret. Each
     line begins with the ``place`` of the option, and shows no secret. ``also_known`` are further
     names that can be suggested in place of an unknown option.
     """

@@ -42,7 +42,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_password(text: str) -> str:
-    """Mask the passwords and the secret options of all URLs in a text."""
+    """Mask the passwords and the secret options of all URLs in a string."""
     for pattern in _IN_PROSE:
         text = pattern.sub(rf"\1{MASK}", text)
     return text
@@ -144,7 +144,7 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     """Return ``error``, or a masked copy if its message or a cause's message shows a secret."""
-    # A copy gets the nearest base class in errors.py, or else a new class of the same name.
+    # The copy's class is the nearest base in errors.py, otherwise a new class of the same name.
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
     )
@@ -165,7 +165,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
 
 
 def text_of_all(error: BaseException) -> str:
-    """Return the text of an error, and for a group also the texts of its members."""
+    """Return an error's text, and for a group also its members' texts."""
     if not isinstance(error, BaseExceptionGroup):
         return str(error)
     members = (f"{type(one).__name__}: {text_of_all(one)}" for one in error.exceptions)

@@ -13,7 +13,7 @@ from kvtier_sdk.options.url import TierURL
 
 
 class TierConfig(StrictModel):
-    """The base of every backend's options.
+    """The base class of every backend's options.
 
     The options of a tier in a separate process are sent there as plain data. So each option's type
     must accept plain data, as ``Bytes`` accepts ``4096``.
@@ -46,7 +46,7 @@ class TierConfig(StrictModel):
 
 
 class ExpiringTierConfig(TierConfig):
-    """The base of the options of a tier whose chunks can expire.
+    """The base class for the options of a tier whose chunks can expire.
 
     Attributes:
         ttl_s: a chunk expires this time after its last store or use. Default: never.
@@ -72,7 +72,7 @@ class ExpiringTierConfig(TierConfig):
 
 
 class BoundedTierConfig(ExpiringTierConfig):
-    """The base of the options of a tier that evicts chunks to stay within a capacity.
+    """The base class for the options of a tier that evicts chunks to stay within a capacity.
 
     Attributes:
         capacity_bytes: limit of the size of all stored objects, headers included. All namespaces

@@ -237,7 +237,7 @@ class HostPool:
             return
         self._view = None
         if not _try_close(mapping):
-            # A cycle of references through an exception's traceback may keep views alive.
+            # Collect garbage, because a reference cycle through a traceback may keep views alive.
             gc.collect()
             if not _try_close(mapping):
                 _log.warning(

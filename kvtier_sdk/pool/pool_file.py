@@ -126,7 +126,7 @@ def sweep(directory: Path) -> None:
             continue
         try:
             with leases.joining(fd):
-                # A file without links has lost its name, and ``path`` may name a newer file.
+                # Skip a file without links: its name is gone, and ``path`` may name a newer file.
                 if leases.claim_whole(fd) and os.fstat(fd).st_nlink:
                     # Truncate first, so that the memory is freed before the name disappears.
                     os.ftruncate(fd, 0)
@@ -216,7 +216,7 @@ def _layout_of(fd: int, expected: PoolLayout | None) -> PoolLayout:
         found = expected
     elif expected not in (None, found):
         raise ConfigError(f"the host pool is {found}; expected {expected}")
-    # An access beyond the end of the file would kill the process with SIGBUS.
+    # Refuse a short file, because an access beyond its end would kill the process with SIGBUS.
     if size_bytes < found.size_bytes:
         raise ConfigError(f"the file has {size_bytes} bytes; {found} needs {found.size_bytes}")
     return found

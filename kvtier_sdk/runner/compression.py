@@ -244,7 +244,7 @@ class ChunkCompressor:
 
     async def expand(self, transfers: Sequence[Transfer], moved: Moved) -> list[ChunkError | None]:
         """Expand compressed chunks in place, after the transfers were loaded and verified."""
-        # Only a compressed payload is shorter than its buffer; see ChunkHeader.check.
+        # Return early if no chunk is compressed. A compressed payload is shorter than its buffer.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
         return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])
@@ -259,7 +259,7 @@ class ChunkCompressor:
         return None
 
     async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:
-        """Run the work in a thread, and add its duration to ``moved.coding_s``."""
+        """Run ``work()`` in a thread, and add its duration to ``moved.coding_s``."""
 
         def timed() -> tuple[T, float]:
             started_s = self._clock.now_s()

@@ -1,4 +1,4 @@
-"""The loop of a tier, which accepts jobs, calls the tier, and reports one result for each job."""
+"""A tier's loop, which accepts jobs, calls the tier, and reports one result for each job."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class LoopRunner(ABC):
             try:
                 return self._opened.result(max(0.0, end_s - waited_s))
             except TimeoutError:
-                # The opening itself may have failed with this TimeoutError.
+                # Check the outcome, because the opening itself may have raised this TimeoutError.
                 if self._opened.done():
                     return self._opened.result()
             if end_s == timeout_s:
@@ -252,7 +252,7 @@ async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLo
 
 
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
-    # Cancel the tier's leftover tasks, or asyncio would report them as destroyed while pending.
+    # Cancel the tier's leftover tasks, so that asyncio does not report them as destroyed.
     for task in asyncio.all_tasks(event_loop):
         task.cancel()
     event_loop.run_until_complete(clock.sleep(0))

@@ -137,7 +137,7 @@ class FaultyTier(SecondaryTierManager):
         await super().delete(keys)
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply the next fault; return a fault that the caller must apply to single chunks."""
+        """Apply the next fault, or return it if the caller must apply it chunk by chunk."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:

@@ -193,7 +193,7 @@ class Cascade:
             if verdict is not _OK:
                 self._tier_of(bit).admission.failed(key)
             slot = self._primary.slots[index]
-            # A reset during the store may have removed the chunk from the slot.
+            # Skip a slot that a reset has emptied during the store.
             if slot.state is not _READY:
                 continue
             if verdict is not _OK:

@@ -1,4 +1,4 @@
-"""Why a tier does not have chunks that it had, or that it could have got."""
+"""Records why a tier lacks chunks that it had or was offered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: The size of a generation of losses. Two generations take at most 10 MiB.
 _MOST_LOSSES = 2**15
-#: Stands for a reason, with the time since when all losses are remembered.
+#: Replaces the reason of an unknown loss; the time is then the start of the record.
 NO_RECORD: Final = "no_record_since"
 
 #: A reason, and a wall-clock time.
@@ -19,7 +19,7 @@ Loss: TypeAlias = tuple[str, float]
 
 
 class Losses:
-    """The latest losses of one tier, by hashed key. Any thread may look for one."""
+    """One tier's latest losses of chunks, by hashed key. Any thread may call :meth:`find`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -43,7 +43,7 @@ class Losses:
     def failed(
         self, job: Job, verdicts: Sequence[Verdict], unreported: Collection[OffloadKey]
     ) -> None:
-        """Record chunks that a store or load has lost, of ``unreported`` even the missing ones."""
+        """Record the chunks that a store or load lost, including missing ``unreported`` ones."""
         for key, verdict in zip(job.keys, verdicts, strict=True):
             is_unstored = job.operation is Operation.STORE and verdict is not Verdict.OK
             is_missing = verdict is Verdict.NOT_FOUND and key in unreported

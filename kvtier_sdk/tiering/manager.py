@@ -1,4 +1,4 @@
-"""The tiering manager, through which an engine's scheduler uses all tiers."""
+"""The tiering manager, which is an engine scheduler's interface to all tiers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TieringManager:
     def add_tier(self, spec: TierSpec, runner: TierRunner) -> None:
         """Open a secondary tier with :meth:`TierClient.open`, and add it after the other tiers.
 
-        ``spec`` describes the tier. The manager takes over the tier's ``runner``.
+        ``spec`` describes the tier. The manager takes over ``runner``. A failed tier is not added.
 
         Raises:
             ConfigError: another tier has the same name, or a setting cannot work.

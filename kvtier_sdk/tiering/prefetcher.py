@@ -92,7 +92,7 @@ class Prefetcher:
         return True
 
     def step(self) -> None:
-        """End the prefetches whose time is over, and continue the first one that is due."""
+        """End expired prefetches, and continue the first one that is due."""
         now_s = self._primary.now_s
         for prefetch in list(self.waiting):
             if now_s > prefetch.until_s:

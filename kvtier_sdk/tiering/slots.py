@@ -196,7 +196,7 @@ class PrimaryTier:
         return purge
 
     def begin_step(self) -> None:
-        """End leases whose time is over, and remove purged chunks that are not in use."""
+        """End expired leases, and remove purged chunks that are not in use."""
         if self.leases.held:
             self.leases.expire(self.now_s)
         for purge in list(self._purges):

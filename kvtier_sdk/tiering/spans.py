@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 
-#: For each operation with spans, what has become of the chunks for which it succeeded.
+#: For each operation with spans, the word for its successful chunks in the span's attributes.
 _DONE: Final = {Operation.LOOKUP: "found", Operation.LOAD: "loaded", Operation.STORE: "stored"}
 
 

@@ -168,7 +168,7 @@ class TierClient:
 
         Raises:
             ConfigError: a setting cannot work; the runner has ended.
-            BackendError: the backend cannot be imported in the tier's process.
+            BackendError: the tier's process cannot import the backend; the runner has ended.
             TierError: the store refuses the credentials, or cannot be reached and is required;
                 the runner has ended.
         """

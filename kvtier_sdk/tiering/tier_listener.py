@@ -1,4 +1,4 @@
-"""The callbacks through which a tier's client reports to the engine."""
+"""The callbacks that a tier's client makes to report to the engine."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class _ThreadedCopy(Copy):
 def _cpus_of_the_process() -> set[int]:
     cpus: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        # A listed thread may have ended already.
+        # Skip a thread that has ended since it was listed.
         with contextlib.suppress(ProcessLookupError):
             cpus |= os.sched_getaffinity(int(task.name))
     return cpus

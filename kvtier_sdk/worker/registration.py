@@ -1,4 +1,4 @@
-"""Registers host memory with the driver: copies of unregistered memory would block the caller.
+"""Registers host memory with the driver, because copies of other memory block the caller.
 
 A process can register a page only once, and unregistering a page affects all of its users. So the
 devices of a process share registered pieces, and count the holders of each piece.
@@ -102,7 +102,7 @@ class Registration:
 def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Piece:
     first, last = max(begin, host.address), min(end, host.end) - 1
     address = driver.device_address(first)
-    # The memory's owner may have registered it already, as torch does for pinned tensors.
+    # Share pages that their owner has registered, as torch does for pinned tensors.
     is_ours = address is None or driver.device_address(last) is None
     if is_ours:
         size = format_bytes(end - begin)

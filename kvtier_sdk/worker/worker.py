@@ -346,7 +346,7 @@ def _indices(what: str, values: Indices) -> Int64s:
 
 
 def _check_range(what: str, ids: Int64s, limit: int) -> None:
-    # A negative id, read as an unsigned number, exceeds any limit.
+    # Compare unsigned numbers, because a negative id then exceeds any limit.
     if (ids.view(np.uint64) >= limit).any():
         raise ValueError(f"{what} must be from 0 to {limit - 1}, not {ids.min()} to {ids.max()}")
 

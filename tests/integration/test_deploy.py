@@ -163,7 +163,7 @@ def test_kvtier_accepts_the_configuration(options: Any, tmp_path: Path) -> None:
 
 
 def test_the_service_of_kserve_gives_vllm_its_configuration(tmp_path: Path) -> None:
-    """No package has KServe's schema; the rest is Kubernetes' and vLLM's."""
+    """Only the Kubernetes and vLLM parts are checked, because no package has KServe's schema."""
     config, service = yaml.safe_load_all(KSERVE.read_text())
     pod = service["spec"]["template"]
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "engine"}, "spec": pod}
@@ -181,7 +181,7 @@ def test_the_service_of_kserve_gives_vllm_its_configuration(tmp_path: Path) -> N
     room = bytes_of(volumes["dshm"]["emptyDir"]["sizeLimit"])
     assert bytes_of(options["cpu_bytes_to_use"]) < room
     assert room < bytes_of(engine["resources"]["limits"]["memory"])
-    # KServe's command hands the options to the shell's eval.
+    # Evaluate the options in a shell, as KServe's command does.
     (tmp_path / name).write_text(text)
     variables = {one["name"]: one["value"] for one in engine["env"]}
     added = variables["VLLM_ADDITIONAL_ARGS"].replace(mounts["config"], str(tmp_path))

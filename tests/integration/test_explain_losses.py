@@ -25,7 +25,7 @@ OBJECT_BYTES = 2 * CHUNK_BYTES
 
 
 class Site:
-    """A running engine, and the configuration of which an operator's commands read its socket."""
+    """A running engine, and a configuration that names its socket for the commands."""
 
     def __init__(self, engine: Live, config: Path, socket: Path) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""The example files for fleets are valid as they stand, and agree with each other."""
+"""The example files for fleets are valid without changes, and agree with each other."""
 
 from __future__ import annotations
 

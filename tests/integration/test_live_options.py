@@ -155,7 +155,7 @@ def test_by_default_the_socket_is_where_only_its_user_can_enter(
     with live(["memory:"], admin_socket="auto"):
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
         assert [one.name for one in own.glob("*.sock")] == [f"kvtier-{os.getpid()}.sock"]
-        # The command accepts a directory with one live engine. No process listens on this socket.
+        # Add a socket that no process listens on. The directory still has only one live engine.
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(own / "kvtier-1.sock"))
         assert "load_deadline" in kvtier("set", own, "memory").stdout

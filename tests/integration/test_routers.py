@@ -1,4 +1,4 @@
-"""An idle engine announces all chunks of a file tier to routers, whoever changes the files."""
+"""An idle engine announces all changes to a file tier's chunks, even by other processes."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_destination_that_is_too_small_is_told(
 ) -> None:
     fill(folder.url, NAMESPACE, keys_from(0, 20))
     small = f"file://{tmp_path}/to?direct_io=off&capacity={10 * 2 * CHUNK_BYTES}"
-    # With little memory, the command copies a few chunks at a time, as it does for a large store.
+    # Make the command copy only a few chunks at a time, as it does for a large store.
     monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
     with pytest.raises(typer.Exit):
         copy_command(folder.url, small)
@@ -162,7 +162,7 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         for command in ("ls", "du"):
             said = f"{format_bytes(less_bytes)} (80 KiB / {sizes['ratio']:.2f})"
             assert said in kvtier("tier", command, less).stdout
-        # DST's options alone decide how a copied chunk is stored, whatever its form in SRC.
+        # Only DST's options decide how a copied chunk is stored, whatever its form in SRC.
         codec = write_keys(tmp_path / "chunk.keys", OURS)
         plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
         sealed = server.tier_url("kv/sealed", compress="always", codec=codec)

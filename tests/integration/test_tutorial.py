@@ -1,4 +1,4 @@
-"""The blocks of the tutorial for authors run, and print the output that the page shows."""
+"""The code blocks in the authors' tutorial run, and print the output that the page shows."""
 
 from __future__ import annotations
 

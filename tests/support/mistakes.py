@@ -194,13 +194,13 @@ def _filled(text: str, places: Mapping[str, str]) -> str:
 
 
 def _without_places(lines: Sequence[str], places: Mapping[str, str]) -> str:
-    """Return the lines as a text that is the same on all machines and in all runs."""
+    """Return the lines in a form that is the same on all machines and in all runs."""
     # The line "still opening after" appears only on a busy machine.
     text = "\n".join(line for line in lines if "still opening after" not in line)
     for name in ("dir", "endpoint", "redis"):
         text = text.replace(places[name], name.upper())
     text = re.sub(r"(?<=installed: ).*", "...", text)
-    # The memory of Redis and the disk's free space differ between machines.
+    # Cut Redis's memory and the disk's free space, which differ between machines.
     text = re.sub(r"(?<=redis: open: ).*", "...", text)
     text = re.sub(r"(?<=disk has ).*(?= free)", "...", text)
     free = re.compile(r"[0-9.]+ .iB are free in [^:]*(: make the pool smaller, or).*")

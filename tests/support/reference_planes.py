@@ -1,4 +1,4 @@
-"""Decodes the compiled coder's output, from the description of the format alone."""
+"""Decodes the compiled coder's output, using only the description of the format."""
 
 from __future__ import annotations
 

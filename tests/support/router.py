@@ -34,7 +34,7 @@ def publisher_at(endpoints: Sequence[str], topic: str = "", **options: Any) -> E
 
 
 class Router:
-    """A router of one engine, which loses each batch of events with the probability ``loss``."""
+    """A router for one engine. It loses each batch of events with the probability ``loss``."""
 
     def __init__(self, endpoint: str, replay: str, *, loss: float = 0.0, seed: int = 0) -> None:
         # How often the engine has stored each block, by medium, group and hash.

@@ -145,7 +145,7 @@ ERRORS: dict[str, Callable[[], TierError]] = {
 
 
 class PanicError(BaseException):
-    """A panic of a client in Rust, which is not an :class:`Exception`."""
+    """A panic in a Rust client. It does not derive from :class:`Exception`."""
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {

@@ -167,7 +167,7 @@ def _tokens_of(pages: Sequence[int]) -> list[int]:
 
 @functools.cache
 def _process_group() -> Any:
-    """Return a process group of this rank alone, because SGLang's controller needs a group."""
+    """Return a process group with only this rank, because SGLang's controller needs a group."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     return torch.distributed.group.WORLD

@@ -15,7 +15,7 @@ for _name in ("nms", "qnms"):
     _OPERATORS.define(f"{_name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
 with warnings.catch_warnings():
-    # SGLang warns about missing GPUs.
+    # Ignore SGLang's warnings about missing GPUs.
     warnings.simplefilter("ignore")
     import sglang.srt.managers.cache_controller
     import sglang.srt.mem_cache.storage

@@ -1,4 +1,4 @@
-"""Programs with a private /dev/shm of a given size."""
+"""Runs programs with a private /dev/shm of a given size."""
 
 from __future__ import annotations
 

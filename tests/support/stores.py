@@ -173,7 +173,7 @@ class MemcachedStore(ServedStore):
     def damage(self) -> None:
         for pieces in self._chunks().values():
             values = [self._server.ask(b"mg %b v" % name.encode())[1] for name in pieces]
-            # The first piece holds the header and the start of the payload.
+            # Damage the first piece, which holds the header and the start of the payload.
             damaged = bytearray(values[0])
             damaged[sum(map(len, values)) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
             name = pieces[0].encode()

@@ -44,7 +44,7 @@ class HeldBackClock(SystemClock):
 
 
 class LookClock(HeldBackClock):
-    """A clock with which the engine pings the process only when a test calls :meth:`look`."""
+    """A clock that lets the engine ping the process only when a test calls :meth:`look`."""
 
     def __init__(self) -> None:
         super().__init__()

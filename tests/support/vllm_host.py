@@ -29,7 +29,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-#: Weights are generated within this distance of 0.
+#: The largest dummy weight. vLLM's own dummy weights are too small to affect the outputs.
 WEIGHT = 0.08
 # This prompt is never stored, because it is shorter than a block.
 TICK = [1, 2, 3]
@@ -45,7 +45,7 @@ def give_weight() -> None:
     def make_up_larger(parameter: Any) -> None:
         make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
         if parameter.dim() == 1:
-            # The weights of norm layers are around 1.
+            # Shift the weights of norm layers, because real ones are around 1.
             parameter.data.add_(1.0)
 
     dummy_loader.initialize_single_dummy_weight = make_up_larger

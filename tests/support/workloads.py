@@ -28,7 +28,7 @@ _Prompts = Iterator[list[OffloadKey]]
 
 
 def _loop(source: _Source) -> _Prompts:
-    """Play 60 documents of 20 chunks in turn, and sometimes a document that never recurs."""
+    """Request 60 documents of 20 chunks in turn, and sometimes a document that never recurs."""
     documents = [source.fresh(20, 20) for _ in range(60)]
     while True:
         for document in documents:
@@ -38,7 +38,7 @@ def _loop(source: _Source) -> _Prompts:
 
 
 def _scans(source: _Source) -> _Prompts:
-    """Play 40 popular prompts, and sometimes many long prompts that never recur."""
+    """Request 40 popular prompts, and sometimes many long prompts that never recur."""
     hot = [source.fresh(10, 10) for _ in range(40)]
     while True:
         for _ in range(160):
@@ -48,7 +48,7 @@ def _scans(source: _Source) -> _Prompts:
 
 
 def _popular(source: _Source, shift_after: int) -> _Prompts:
-    """Play requests for 1,000 documents; popularity shifts every ``shift_after`` requests."""
+    """Request 1,000 documents, whose popularity shifts every ``shift_after`` requests."""
     documents = [source.fresh(5, 20) for _ in range(1000)]
     weights = list(accumulate(1 / rank**0.9 for rank in range(1, 1001)))
     while True:
@@ -58,7 +58,7 @@ def _popular(source: _Source, shift_after: int) -> _Prompts:
 
 
 def _news(source: _Source) -> _Prompts:
-    """Play requests for the latest 300 documents. New documents replace the oldest documents."""
+    """Request the latest 300 documents. New documents replace the oldest documents."""
     latest = [source.fresh(5, 20) for _ in range(300)]
     while True:
         latest.pop(0)
@@ -68,7 +68,7 @@ def _news(source: _Source) -> _Prompts:
 
 
 def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
-    """Play agents. Each starts from a copy of a shared long prompt, and extends the copy."""
+    """Simulate agents. Each starts with the same long prompt, and extends its own copy."""
     prompts = [source.fresh(30, 120) for _ in range(kinds)]
     tasks: list[tuple[list[OffloadKey], int]] = []
     while True:
@@ -83,7 +83,7 @@ def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
 
 
 def _pauses(source: _Source) -> _Prompts:
-    """Play chats of 400 people; a person answers after a pause, or begins a new chat."""
+    """Simulate chats of 400 people; a person answers after a pause, or begins a new chat."""
     system = source.fresh(3, 3)
     turns = [(source.random.expovariate(1 / 200), person) for person in range(400)]
     heapq.heapify(turns)

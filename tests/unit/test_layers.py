@@ -30,7 +30,7 @@ RANKS = read_ranks((Path(__file__).parents[2] / "docs" / "architecture.md").read
 STRANGERS = frozenset({("kvtier_sdk.tiering", "kvtier_sdk.worker")})
 ONLY_IN = {
     "cryptography": ("kvtier_sdk.codecs",),
-    # SGLang passes KV pages as tensors.
+    # kvtier_sglang needs torch, because SGLang passes KV pages as tensors.
     "torch": ("kvtier_sdk.worker", "kvtier_sglang"),
     "vllm": ("kvtier_vllm",),
     "lmcache": ("kvtier_lmcache",),
@@ -54,7 +54,7 @@ CLOCK_CALLS = {f"{of}.{name}" for of, names in _CLOCK_CALLS.items() for name in 
 CLOCK_METHODS = frozenset({"create_task", "call_later"})
 OBSERVATION = frozenset({"time.thread_time_ns", "time.perf_counter"})
 MAY_OBSERVE = "kvtier_sdk.cli.replay"
-#: "kvtier conformance" runs the test kit.
+#: The command line may import the test kit, because "kvtier conformance" runs the kit.
 MAY_TEST = ("kvtier_sdk.testing", "kvtier_sdk.cli")
 CLOCK_OWNERS = ("kvtier_sdk.aio.clock", "kvtier_sdk.testing")
 

@@ -62,7 +62,7 @@ def unnamed_attributes(owner: type) -> list[str]:
     prose = "\n".join(vars(base).get("__doc__") or "" for base in bases)
     names = {name for base in bases for name in inspect.get_annotations(base)}
     if dataclasses.is_dataclass(owner):
-        # A field that is a metric has its description in its metadata.
+        # Skip metrics, because a metric's description is in its field's metadata.
         names -= {field.name for field in dataclasses.fields(owner) if field.metadata}
     return sorted(
         name
@@ -89,7 +89,7 @@ CALLABLES = list(public_callables())
 def test_all_has_no_duplicates_and_is_sorted(module: ModuleType) -> None:
     names = module.__all__
     assert len(set(names)) == len(names)
-    # ruff sorts ``__all__``: constants first, then classes, then functions.
+    # Expect ruff's order of ``__all__``: constants, then classes, then functions.
     kinds = [0 if name.isupper() else 1 if name[0].isupper() else 2 for name in names]
     assert kinds == sorted(kinds)
     for kind in range(3):

@@ -45,7 +45,7 @@ def public_names() -> set[str]:
     for module in MODULES:
         package = directory_of(module)
         for name in set(exported(package)) - known:
-            # If a module has the same name, repeat the name, or the page documents the module.
+            # A module with the object's name would be documented instead, so repeat the name.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
             known.add(name)

@@ -1,4 +1,4 @@
-"""Loads the compiled part of the tier, which is optional."""
+"""Loads the tier's compiled part, which is optional."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files through which the processes of one root coordinate.
+"""The shared files that coordinate a root's processes.
 
 Layout below the root::
 

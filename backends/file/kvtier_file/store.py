@@ -505,7 +505,7 @@ class ChunkStore:
 
     @contextmanager
     def _fault(self, key: OffloadKey, faults: Verdicts, ability: str) -> Iterator[None]:
-        """Record a fault of one chunk's own file; other errors pass through."""
+        """Record an error that affects only one chunk's file; let other errors propagate."""
         try:
             yield
         except OSError as error:

@@ -1,10 +1,10 @@
-"""Kills child processes, one at each system call, and checks the count that a survivor keeps.
+"""Kills child processes, each one system call later, and checks a survivor's count of chunks.
 
 Usage: crash_everywhere.py ROOT
 
 The checking process keeps the root open, because opening a root repairs it. Each child opens the
-root, stores a batch that evicts, deletes a chunk and closes. Each child is killed one call later
-than the previous child. The script prints the number of children.
+root, stores a batch that causes evictions, deletes a chunk and closes. Each child is killed one
+call later than the previous child. The script prints the number of children.
 """
 
 import fcntl

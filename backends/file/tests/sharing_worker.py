@@ -2,11 +2,11 @@
 
 Usage: sharing_worker.py ROOT OPTIONS, where OPTIONS is a JSON object:
 
-    seed, batches, keys: the work; ``keys`` is the number of different keys
+    seed, batches, keys: the workload; ``keys`` is the number of different keys
     capacity_chunks, chunk_bytes: capacity and chunk size of the tier
     gate: "write" to print "writing" during the first write and hang there
 
-Prints "ready", "half" when half of the work is done, and at the end a JSON object with the count of
+Prints "ready", "half" after half of the batches, and at the end a JSON object with the count of
 each outcome. A wrong byte or an illegal outcome ends the process with a traceback.
 """
 

@@ -362,7 +362,7 @@ async def test_a_chunk_too_old_goes_with_the_next_store(bench):
     bench.clock.ahead_s = 4000
     await bench.put(second, KEYS[2])
     assert bench.stored_bytes() == bench.object_bytes
-    # The first tier learns it from the ledger.
+    # The first tier learns from the ledger which chunks have expired.
     assert await bench.put(first, KEYS[3]) == [None]
     assert sorted(bench.expired) == sorted(2 * KEYS[:2])
 

@@ -1,4 +1,4 @@
-"""The compiled part acts like the Python code, or leaves the work to the Python code."""
+"""The compiled part acts like the Python code, or leaves the chunk to it."""
 
 import logging
 import os
@@ -348,7 +348,7 @@ def test_stores(twins, state):
     assert (verdicts[0] is None) == usual
     ours, theirs = twins.trees()
     for tree in (ours, theirs):
-        # The C code and the Python code number their leftover files differently.
+        # Ignore leftover files, because the C code and the Python code number them differently.
         for name in [name for name in tree if name.startswith("tmp/")]:
             del tree[name]
     assert ours == theirs

@@ -471,7 +471,7 @@ def no_direct(monkeypatch):
     def refusing(path, flags, *mode, **directory):
         fd = real(path, flags & ~os.O_DIRECT, *mode, **directory)
         if flags & os.O_DIRECT:
-            # Linux makes the file before it refuses the flag.
+            # Open the file first, because Linux makes the file before it refuses the flag.
             os.close(fd)
             raise OSError(errno.EINVAL, "no O_DIRECT here")
         return fd

@@ -45,7 +45,7 @@ async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, i
     below = below.replace("fingerprint", bench.namespace.fingerprint)
     place = bench.root / below.replace("shard", shard_of(KEYS[0]))
     planted = place.rename(bench.root.with_name("planted"))
-    # The tier may remove a spare file during the copy.
+    # Leave out spare files, because the tier may remove one during the copy.
     shutil.copytree(planted, place, ignore=shutil.ignore_patterns("*.tmp"))
     spoil(place, how)
     if below == "":
@@ -62,7 +62,7 @@ async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, i
                 await call([KEYS[0]])
         except TierError as error:
             verdict = error
-        # A fault of one shard affects few chunks, so it is an error of the chunk, not of the tier.
+        # A bad shard affects few chunks, so the chunk fails, not the whole tier.
         is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
         assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
         assert str(place) in str(verdict)

@@ -25,7 +25,7 @@ class MooncakeTierConfig(TierConfig):
             or ``P2PHANDSHAKE`` to ask the machines themselves.
         protocol: the transport protocol for chunks.
         devices: network devices for ``rdma``, separated by commas; by default, the client chooses.
-        address: the name or address by which the nodes reach this machine; by default, the local
+        address: the name or address that the nodes use for this machine; by default, the local
             address of a connection to the master.
         replicas: the number of nodes that keep a copy of each chunk.
         lend_bytes: the size of the memory that this machine lends to the store while the tier is

@@ -59,7 +59,7 @@ class Dispatcher:
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # The caller may have given up because a server hangs, which raises no error here.
+            # Search for the servers, because the caller may have given up on a hanging one.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]

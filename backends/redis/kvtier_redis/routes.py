@@ -66,7 +66,7 @@ class Route(ABC):
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
         """Iterate over the matching string keys on all servers; a key may occur twice."""
-        # Chunks are strings. Other applications may have lists and hashes below the same prefix.
+        # Scan only strings, because other applications may have lists and hashes with this prefix.
         rest = ("MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "string")
         for server in self._servers():
             cursor = None
@@ -225,7 +225,7 @@ class _Sentinels(Sentinel):
                 failures.append((f"{asked['host']}:{asked['port']}", error))
                 continue
             if is_master:
-                # The next search asks this Sentinel first.
+                # Move this Sentinel to the front, so that the next search asks it first.
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
                 self.master = state["ip"], state["port"]

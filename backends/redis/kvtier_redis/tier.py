@@ -332,7 +332,7 @@ class RedisTier(SecondaryTierManager):
         mismatch = await connector.tls_mismatch()
         if mismatch is not None:
             return mismatch
-        # A reset can arrive before the TLS alert that asks for a certificate.
+        # Suggest a certificate, because a reset can arrive before the alert that requests one.
         if self.config.tls and self.config.tls_cert is None and was_reset(error):
             return TierUnavailableError(
                 f"{error}; if the server wants a certificate, give options 'tls_cert' and 'tls_key'"

@@ -195,7 +195,7 @@ async def has_succeeded(attempt) -> bool:
 
 
 def is_up(server) -> bool:
-    # redis-py returns text or a parsed reply, depending on its version.
+    # Search the reply as text, because only some versions of redis-py parse it.
     return re.search(r"cluster_state\W+ok", str(server.ask("CLUSTER", "INFO"))) is not None
 
 

@@ -28,7 +28,7 @@ from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
 from kvtier_s3.signing import Credentials
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
-# The maximum number of objects in one delete request of S3.
+# S3's limit on the number of objects in one delete request.
 _DELETE_BATCH = 1000
 # The minimum read timeout for listings and deletions, which take a server longer than loads do.
 _LISTING_TIMEOUT_S = 20.0

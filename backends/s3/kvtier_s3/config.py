@@ -37,7 +37,7 @@ NOT_IN_HEADER = (
 
 
 def fits_in_header(text: str) -> bool:
-    """Return true if a text is printable ASCII, which cannot inject another header."""
+    """Return true if a string is printable ASCII, which cannot inject another header."""
     return text.isascii() and text.isprintable()
 
 

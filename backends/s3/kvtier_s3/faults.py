@@ -248,7 +248,7 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        # Services behind S3 add a prefix or a suffix to a code, as in "KMS.ThrottlingException".
+        # Remove what services behind S3 add to a code, as in "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:

@@ -15,7 +15,7 @@ from kvtier_sdk import ObjectNames, TierContext, TierError
 
 # A process that has not renewed its signature for this many intervals counts as dead.
 _SILENT_INTERVALS = 3
-# A server may round times to whole seconds.
+# Tolerance for listed times, because a server may round them to whole seconds.
 _RESOLUTION_S = 1.0
 # The maximum number of chunks that one sweep deletes. A sweep keeps up to twice as many names in
 # memory. If more chunks must be deleted, the next sweep follows at once.
@@ -69,7 +69,7 @@ class Sweeper:
         while True:
             has_more = False
             try:
-                # An operator may set limits while the engine runs.
+                # Check in each turn, because an operator may set limits while the engine runs.
                 if self._config.capacity_bytes is not None or self._config.max_age_s is not None:
                     has_more = await self._take_turn()
             except TierError as error:

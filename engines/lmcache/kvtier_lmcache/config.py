@@ -32,7 +32,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Self:
-        """Read ``adapter_params``: a tier's entry, and the options of the adapter."""
+        """Read ``adapter_params``: a tier's entry, and the adapter's own options."""
         tier, options = AdapterOptions.read(d, ADAPTER_PARAMS)
         return cls(tier, options, _serde_beside(d))
 

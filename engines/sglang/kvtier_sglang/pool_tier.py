@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return true for each page in the tier, or false if the tier did not answer in time."""
+        """Return whether the tier has each page; all false if it did not answer in time."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(

@@ -1,4 +1,4 @@
-"""kvtier's eviction policy alone, for the host memory of vLLM's own manager."""
+"""kvtier's eviction policy, for the host memory of vLLM's own manager."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from kvtier_sdk import OffloadKey
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
-#: Releases with which this package was tested.
+#: The vLLM releases that this package was tested with.
 TRIED = ("0.32", "0.33")
 
 #: True if vLLM reports when all copies from before a reset have ended (since 0.33).
@@ -80,7 +80,7 @@ def register_tier(tier_type: str, module: str, class_name: str) -> None:
 
 def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     """Return a request's chunks in prefix order, each with the number of tokens up to its end."""
-    # vLLM's public method gives the position of a single chunk only.
+    # Read a private attribute, because vLLM's public method returns only one chunk's position.
     found: dict[OffloadKey, int] = getattr(req_context, "_offload_key_positions", {})
     return found
 
@@ -221,7 +221,7 @@ def _stop_of(request: Any) -> str | None:
     reason = request.get_finished_reason()
     if reason is None:
         return None
-    # Models with tools end a tool call with a special token.
+    # Add the stop token, because tool-calling models end a call with a special token.
     token = request.stop_reason
     label = str(reason).lower()
     return f"{label} {token}" if isinstance(token, int) else label
@@ -273,7 +273,7 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
 
 
 def runs_here(vllm_config: Any) -> bool:
-    # A front end can run on this machine while all its engines run on other machines.
+    # Look for local engines, because a front end's engines may all run on other machines.
     parallel = vllm_config.parallel_config
     return bool(parallel.data_parallel_backend != "ray" and parallel.data_parallel_size_local > 0)
 
@@ -327,20 +327,20 @@ def _instruction_sets() -> list[str]:
 
 
 def expected_hash() -> tuple[str, bytes]:
-    """Return the algorithm and seed of the chain hashes under vLLM's default configuration."""
+    """Return the chain-hash algorithm and seed under vLLM's default configuration."""
     name = "sha256"
     hash_function = get_hash_fn_by_name(name)
     return name, bytes(hash_function(kv_cache_utils.resolve_none_hash_seed(hash_function)))
 
 
 def actual_hash() -> tuple[str, bytes] | None:
-    """Return this process's algorithm and seed of chain hashes; ``None`` until vLLM sets them."""
+    """Return this process's chain-hash algorithm and seed; ``None`` until vLLM sets them."""
     seed: bytes | None = getattr(kv_cache_utils, "NONE_HASH", None)
     if seed is None:
         return None
     source = kv_cache_utils.get_none_hash_seed()
     for name in _HASH_ALGORITHMS:
-        # Some algorithms need a package that may be missing.
+        # Skip algorithms whose package is missing.
         with contextlib.suppress(ImportError, ModuleNotFoundError, ValueError):
             if get_hash_fn_by_name(name)(source) == seed:
                 return name, bytes(seed)

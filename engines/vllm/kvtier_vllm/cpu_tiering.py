@@ -24,7 +24,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
 
     @property
     def slot_layout(self) -> str:
-        """The layout that this device's worker uses for slots. It is a fact of the namespace."""
+        """The slot layout of this device's worker, which is recorded in the namespace."""
         return slot_layout(self.config, ours=current_platform.is_cpu())
 
     def get_manager(self) -> OffloadingManager:

@@ -180,7 +180,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._stops[request_id] = stop
 
     def describe(self, key: OffloadKey, make_blocks: Callable[[], Any]) -> None:
-        """Record the description of a stored or found chunk, which routers receive."""
+        """Record a stored or found chunk's description for routers."""
         self._manager.describe(key, lambda: chunk_note(make_blocks()))
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> EngineLookupResult:

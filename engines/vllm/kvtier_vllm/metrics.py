@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Return the definitions of all metrics; vLLM asserts that each emitted metric has one."""
-    # vLLM calls this function in the process that logs.
+    # Shorten the log here, because vLLM calls this function in the process that logs.
     compat.shorten_log()
     return {metric.name: _definition(metric) for metric in METRICS}
 

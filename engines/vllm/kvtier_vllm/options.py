@@ -24,10 +24,10 @@ EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
 class IdentityOptions(StrictModel):
-    """Facts of the namespace that an operator declares.
+    """Namespace facts that an operator declares.
 
     Attributes:
-        model_revision: a text that distinguishes this model from others of its name.
+        model_revision: a string that distinguishes this model from others of its name.
         kv_release: the release of vLLM whose chunks are shared, such as ``"0.32"``, if it is not
             the running release.
     """

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
-    """The entry point of kvtier's manager, made by vLLM in the scheduler and in each worker.
+    """kvtier's offloading spec, which vLLM instantiates in the scheduler and in each worker.
 
     Args:
         config: vLLM's description of the engine.

@@ -1,4 +1,4 @@
-"""vLLM's part of the command ``kvtier``, including ``kvtier vllm-config``."""
+"""vLLM's part of the ``kvtier`` command, including ``kvtier vllm-config``."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def vllm_config_command(
 
 
 class VLLMTools(EngineTools):
-    """The functions through which the command ``kvtier`` reads vLLM's options and finds keys."""
+    """The ``kvtier`` command's hooks for reading vLLM's options and computing chunk keys."""
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {"vllm-config": vllm_config_command}
     pool_directory = POOL_DIRECTORY

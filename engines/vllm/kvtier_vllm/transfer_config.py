@@ -153,7 +153,7 @@ def _check_module(module: object, place: Place, class_name: str) -> None:
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] in (__package__, "kvtier_sdk"):
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # find_spec imports the module's parent packages, and these may raise any error.
+    # Ignore any error, because find_spec imports parent packages, which may raise it.
     with suppress(Exception):
         return find_spec(module) is not None
     return False

@@ -150,7 +150,7 @@ class Pieces:
         """Remove an object. A missing object is ignored.
 
         Raises:
-            TierError: some values were not removed. Without its index, the object is missing.
+            TierError: some values were not removed. If the index was, the object counts as missing.
         """
         try:
             pieces = (await self._index(name)).pieces(name)

@@ -27,7 +27,7 @@ _Counts = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """A pool or tier: its share of the chunks that requests named, and what it gets in a day."""
+    """A pool's or a tier's hit rate and bytes written per day, both forecast and actual."""
 
     name: str
     forecast_hit_rate: float
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
     lost: Mapping[str, float]
 
     def furthest(self) -> tuple[float, str]:
-        """Return the largest deviation, in units of what a plan may be off, and its name."""
+        """Return the largest deviation, as a multiple of its tolerance, and its name."""
         off = {}
         for of in self.rows:
             off[f"hits of {of.name}, by {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF

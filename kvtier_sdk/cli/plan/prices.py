@@ -138,7 +138,7 @@ def example_prices() -> str:
 
 
 def read_prices(path: Path | None) -> Prices:
-    """Read prices from a file, by default the example; raise :class:`ConfigError` for any fault."""
+    """Read prices from a file, by default the example; raise :class:`ConfigError` for mistakes."""
     options = tomllib.loads(example_prices()) if path is None else read_options(path)
     return validate_options(Prices, options, Place("the example" if path is None else str(path)))
 

@@ -63,7 +63,7 @@ class Traffic:
         ]
         lengths = [len(request.keys) for request in workload]
         self.distinct_chunks, self.chunks = len(numbers), sum(lengths)
-        #: Powers of two, from at least twice the longest request to at least all distinct chunks.
+        #: Cache sizes to forecast, in chunks: powers of two, until all distinct chunks fit.
         self.sizes = [1 << max(0, 2 * max(lengths, default=0) - 1).bit_length()]
         while self.sizes[-1] < self.distinct_chunks:
             self.sizes.append(2 * self.sizes[-1])

@@ -31,8 +31,8 @@ class ReplayRequest:
         arrived_s: time of the request's arrival.
         session: the conversation that the request continues or begins, if known.
         stop: the reason why the answer ended, if known.
-        resume_in_s: the time until the session's next request, as the replay tells the policy;
-            infinite after a session's last request, and ``None`` if the policy is not told.
+        resume_in_s: the time until the session's next request, for the policy; infinite after a
+            session's last request, and ``None`` if the policy does not receive the time.
         tokens: length of the prompt; 0 if unknown.
     """
 

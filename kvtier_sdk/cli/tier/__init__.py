@@ -1,1 +1,1 @@
-"""The commands of ``kvtier tier``. They work while engines use the tiers."""
+"""The ``kvtier tier`` commands. They work while engines use the tiers."""

@@ -198,7 +198,7 @@ def _transfer(
             stored += loaded
             step(len(part))
             read_bytes += sum(sizes[key] for key in missing)
-            # The rate limits each tier. A chunk's object may be longer in DST than in SRC.
+            # Count the larger number, because the rate limits each tier, and lengths can differ.
             moved_bytes = max(read_bytes, dst.client.stats.stored_object_bytes)
             pace.wait(moved_bytes - paced_bytes)
             paced_bytes = moved_bytes

@@ -193,7 +193,7 @@ def _ask(
 
 
 def _ask_engines(config: TieringConfig, meant: Namespace, answers: Sequence[_Answer]) -> None:
-    """Add to the answers why chunks are absent, as far as running engines know it."""
+    """Add the reasons why chunks are absent, as far as running engines know them."""
     asked = [answer for answer in answers if answer.absent]
     for socket, answer in product(sockets_of(config), asked):
         name, fingerprint = answer.spec.name, answer.spec.in_tier(meant).fingerprint

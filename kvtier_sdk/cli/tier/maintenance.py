@@ -1,4 +1,4 @@
-"""Opens single tiers beside the engines that use them, for the commands of ``kvtier tier``."""
+"""Opens single tiers beside the engines that use them, for the ``kvtier tier`` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands of ``kvtier tier`` share."""
+"""Options that several ``kvtier tier`` commands share."""
 
 from __future__ import annotations
 

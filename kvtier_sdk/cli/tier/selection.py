@@ -98,10 +98,10 @@ def named(namespace: Namespace) -> str:
 
 
 class Faults:
-    """The faults of tiers and of their namespaces, without secrets."""
+    """The errors of tiers and their namespaces, with secrets masked."""
 
     def __init__(self, target: Target) -> None:
-        # Each tier's faults, and the reason for skipping the tier. A single tier is never skipped.
+        # Each tier's errors, and the reason for skipping the tier. A single tier is never skipped.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1
@@ -109,7 +109,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Suppress an error in the block, and add it to the tier's faults."""
+        """Suppress an error in the block, and add it to the tier's errors."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

@@ -52,7 +52,7 @@ def fault_of(spec: TierSpec) -> str | None:
 def write_bootstrap(
     spec: TierSpec, namespace: Namespace, layout: PoolLayout, pool_fd: int
 ) -> dict[str, Any]:
-    """Return bootstrap data with secrets, for a tier in which :func:`fault_of` finds no fault."""
+    """Return bootstrap data with secrets, for a tier that :func:`fault_of` accepts."""
     return {
         "version": PROTOCOL_VERSION,
         "name": spec.name,

@@ -44,7 +44,7 @@ _PARTING_S = 1.0
 #: The errors that reading an invalid message can raise.
 _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 #: Interval between pings of a process that may be stuck, and the maximum number of unanswered
-#: pings. A number is better than a time here, because a suspension of the machine does not count.
+#: pings. Pings are counted, because elapsed time would include the machine's suspensions.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
 _READ_BYTES = 1 << 16

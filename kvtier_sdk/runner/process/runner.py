@@ -292,7 +292,7 @@ class ProcessRunner(LoopRunner):
         starting.cancel()
         await wait_out([starting])
         if not starting.cancelled() and starting.exception() is None:
-            # The start succeeded before the cancellation reached it.
+            # End the child, because its start succeeded before the cancellation reached it.
             child = starting.result()
             await child.end(_CANCEL_S)
             child.data.close()
@@ -342,7 +342,7 @@ class ProcessRunner(LoopRunner):
             self._note_failure(error)
         else:
             self._report(ProcessStarted(self._child.is_open, is_restart), self._child.data)
-            # The options may have changed since the process got them.
+            # Send the options again, because they may have changed since the process got them.
             self._send_options()
 
     def _note_failure(self, error: Exception) -> None:

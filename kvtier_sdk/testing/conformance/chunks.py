@@ -103,7 +103,7 @@ async def check_objects_of_any_length(subject: TierSubject) -> None:
         lengths = probe.object_lengths()
         objects: dict[OffloadKey, list[bytes]] = {key: [] for key in subject.new_keys(len(lengths))}
         for version in range(len(lengths)):
-            # Replace each object with one of another length.
+            # Replace each object with an object of another length.
             lengths = [*lengths[1:], lengths[0]]
             kept = await probe.put(objects, version, object_lengths=lengths, replace=version > 0)
             for key, object_bytes in zip(objects, lengths, strict=True):

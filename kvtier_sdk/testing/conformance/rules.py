@@ -37,7 +37,7 @@ class ConformanceError(AssertionError):
 class CheckSkipped(unittest.SkipTest):
     """A check does not apply, for example because a hook is missing.
 
-    Test frameworks report the check as skipped, with the reason.
+    Test frameworks report the check as skipped, and show the reason.
     """
 
 

@@ -1,1 +1,1 @@
-"""Plays faults of real servers and file systems under load, and measures their effects."""
+"""Causes faults in real servers and file systems under load, and measures the effects."""

@@ -7,4 +7,4 @@ from typing import Protocol
 
 class Figure(Protocol):
     def __call__(self, name: str, value: float | str, unit: str = "") -> None:
-        """Report a number with its unit, or a text."""
+        """Report a number with its unit, or a string."""

@@ -48,7 +48,7 @@ class Rules:
         slots = world.plan.slots
         self._promotion_limit = slots - round(slots * world.plan.store_reserve)
         self._breach = world.breach
-        # The promotions and the leases after the last step.
+        # The number of promotions and the leased chunks, both after the last step.
         self._busy = 0
         self._leased: list[tuple[OffloadKey, object]] = []
         # The chunks of the primary tier according to the manager's events.

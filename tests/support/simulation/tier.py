@@ -1,4 +1,4 @@
-"""A memory tier with faults that a seed determines, which reports each access to its buffers."""
+"""A memory tier with seeded faults, which reports each access to its buffers."""
 
 from __future__ import annotations
 

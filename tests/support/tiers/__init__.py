@@ -1,1 +1,1 @@
-"""Tiers for tests: broken tiers, odd tiers, and the shelf tier that is their base class."""
+"""Tiers for tests: broken tiers, odd tiers, and their base class, the shelf tier."""

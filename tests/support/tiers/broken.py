@@ -254,7 +254,7 @@ class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
 
 
 class IgnoresTheGroup(BrokenTier, fails="check_groups_are_apart"):
-    """Names objects after the chain hash alone, so that one group gets the bytes of another."""
+    """Names objects after only the chain hash, so that one group gets the bytes of another."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(split_offload_key(key)[0])
@@ -275,7 +275,7 @@ class TakesKeysForText(BrokenTier, fails="check_keys_of_any_bytes"):
 
 
 class IgnoresTheNamespace(BrokenTier, fails="check_namespaces_are_apart"):
-    """Names objects after the key alone, so that one model gets the bytes of another."""
+    """Names objects after only the key, so that one model gets the bytes of another."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return self.context.namespace.manifest["run"], key  # type: ignore[return-value]

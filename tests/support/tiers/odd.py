@@ -196,7 +196,7 @@ class AllOrNothing(OddTier):
 
 
 class KeepsItsLastError(OddTier):
-    """Keeps the last exception until the next exception, as clients in Rust do."""
+    """Keeps the last exception until the next exception, as Rust clients do."""
 
     async def load_chunk(self, transfer: Transfer) -> None:
         try:

@@ -21,7 +21,7 @@ REST_BITS = {"bfloat16": 8, "float16": 11, "float8_e4m3fn": 4, "float8_e5m2": 3}
 DTYPES = list(REST_BITS)
 ROUNDED = ["bfloat16 in fp8", "float16 in fp8"]
 #: For each rounding coder: the number of mantissa bits, and the lowest and the highest exponent of
-#: the power of two that divides a unit.
+#: a unit's scale. All elements of a unit are divided by its scale, a power of two.
 SCALES = {"bfloat16 in fp8": (7, -116, 119), "float16 in fp8": (10, -15, 7)}
 BLOCK, UNIT = 16384, 128
 SOURCE = Path(planes.__file__).with_name("_planes.c")
@@ -177,7 +177,7 @@ def test_every_pattern_comes_back(dtype):
     patterns = np.random.default_rng(2).permutation(2 ** (8 * size)).astype(f"<u{size}")
     mixed = np.frombuffer(common, patterns.dtype).copy()
     mixed[: 20 * len(patterns) : 20] = patterns
-    # Coding does not shorten a block of patterns alone. In the mixed payload, patterns are rare.
+    # Also spread the patterns thinly: a block of nothing but patterns is stored uncoded.
     for payload in (common + patterns.tobytes(), mixed.tobytes()):
         stored = encode(dtype, payload)
         assert stored

@@ -50,7 +50,7 @@ def test_each_job_ends_once_and_nothing_is_left(
         elif step == "drain":
             rig.run(rig.loop.drain(argument))
         elif step == "cancel":
-            # Code outside the SDK can cancel one of the loop's tasks.
+            # Cancel one of the loop's tasks, as code outside the SDK can.
             tasks = sorted(asyncio.all_tasks(rig.event_loop), key=lambda task: task.get_name())
             for task in tasks[argument : argument + 1]:
                 if task.get_name().endswith(" job"):

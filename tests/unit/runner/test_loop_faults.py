@@ -158,7 +158,7 @@ def test_lookups_that_can_examine_no_object_open_it(make: Make) -> None:
 @pytest.mark.parametrize("operation", [LOAD, STORE])
 @pytest.mark.parametrize("way", ["raised", "raised as it is", "returned"])
 def test_a_kept_exception_holds_no_buffer(make: Make, operation: Operation, way: str) -> None:
-    """Client libraries in Rust keep the last exception, with its frames, until the next call."""
+    """Rust client libraries keep the last exception, with its frames, until the next call."""
     kept: list[BaseException] = []
     lent: list[weakref.ref[memoryview]] = []
 

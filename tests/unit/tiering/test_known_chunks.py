@@ -116,7 +116,7 @@ def test_a_load_does_not_fall_through_to_a_tier_that_the_chunk_has_left(make: Ma
 def test_what_was_loaded_during_a_purge_is_not_known(make: Make) -> None:
     engine = with_known(make)
     tier, client = engine.tiers[0], engine.manager.clients[0]
-    # The tier deletes chunks without reporting them.
+    # Let the tier delete chunks without reporting them.
     tier._remove = lambda keys: None  # type: ignore[method-assign]
     tier.gate, tier.gated = asyncio.Event(), {"load"}
     engine.look(B, *KEYS[:2])

@@ -1,4 +1,4 @@
-"""A tier's latest losses are remembered, each under its last reason, in bounded memory."""
+"""A tier's latest losses are kept in bounded memory, each with its last reason."""
 
 from __future__ import annotations
 

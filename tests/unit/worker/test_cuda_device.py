@@ -92,7 +92,7 @@ def test_polling_does_not_disturb_a_capture(runtime: FakeCUDA, opened: Opener) -
         runtime.release(gate)
         expect_success(worker, 1, 2)
         assert runtime.captures_lost == 0
-        # The engine's thread keeps its own capture mode.
+        # Polling must not leave the thread's capture mode relaxed, so a plain query still fails.
         with pytest.raises(RuntimeError, match="capturing"):
             runtime.ask()
     finally:

@@ -68,7 +68,7 @@ class Host:
         self.manager = manager
         self._offered = 0
         ((_, adapter),) = manager.l2_adapters()
-        # LMCache wraps an adapter that has a serializer.
+        # Unwrap the adapter, because LMCache wraps an adapter that has a serializer.
         self.adapter: Any = getattr(adapter, "inner_adapter", adapter)
 
     def store(self, chunks: Sequence[int], kind: Kind = KIND) -> None:

@@ -118,7 +118,7 @@ def test_a_storage_is_cleared_for_its_own_model(url: str) -> None:
         host.storage.clear()
         assert host.load(PROMPT) == 0
         assert stranger.load(PROMPT) == len(PROMPT)
-        # A cleared storage accepts new pages once the old pages are deleted.
+        # Try repeatedly, because a cleared storage accepts pages only once old pages are deleted.
         for _ in range(200):
             if host.store(PROMPT) == len(PROMPT):
                 break

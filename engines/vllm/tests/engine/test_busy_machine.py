@@ -31,7 +31,7 @@ def busy_cores() -> Iterator[None]:
 def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", **MODEL)
     interpreter = Interpreter(tmp_path / "interpreter")
-    # The pool holds all prompts. With less room, a slow disk makes the first engine drop stores.
+    # Make the pool hold all prompts. In a smaller pool, a slow disk causes dropped stores.
     offloading = offloading_way.offloading(
         f"file://{tmp_path}/kv", host_bytes=256 * 2**20, patient=False
     )

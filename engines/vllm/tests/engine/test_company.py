@@ -29,7 +29,7 @@ def test_beside_another_connector(
         return start_engine(extra, connector="MultiConnector", disable_hybrid_kv_cache_manager=True)
 
     for name, cached in {"first": [0, 0, 0], "second": FULL}.items():
-        # The other connector finds nothing in its new folder.
+        # Only kvtier finds chunks in the second round, because the other connector's folder is new.
         with start(name) as engine:
             outputs = engine.generate(prompts=PROMPTS)
             engine.settle()

@@ -20,7 +20,7 @@ PROMPT = make_words(0, CHUNKS * BLOCK_TOKENS + 5)
 
 
 class Node:
-    """An engine with the configuration of the example, and a router that receives its events."""
+    """An engine with the example's configuration, and a router that receives its events."""
 
     def __init__(self, folder: Path, port: int, router: Router) -> None:
         self._model, self._port, self._router = str(folder / "model"), port, router
@@ -78,7 +78,7 @@ def node(folder: Path, name: str, server: S3Server) -> Iterator[Node]:
     for tier in (on_disk, shared):
         tier["lookup_deadline"] = "30s"
     # The pool holds 11 prompts and keeps room free for one. LRU evicts the oldest prompt first.
-    # With such a recompute time, every load is worthwhile.
+    # The long recompute time makes every load worthwhile.
     extra |= {"cpu_bytes_to_use": "16MiB", "eviction_policy": "lru", "recompute": "1h"}
     extra |= {"events_endpoint": endpoints[0], "events_replay_endpoint": endpoints[1]}
     path = folder / f"{name}.json"

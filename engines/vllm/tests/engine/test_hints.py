@@ -110,7 +110,7 @@ def test_the_policy_hears_why_answers_end(engine: Engine, heard: Path) -> None:
     engine.add(prompts=[prompt])
     engine.abort(index=0)
     engine.settle()
-    # ``settle`` sends a prompt whose answer ends with ``length``.
+    # Ignore ``length``, because the prompts that ``settle`` sends end for this reason.
     stops = heard.read_text().splitlines()
     assert [stop for stop in stops if stop != "length"] == [f"stop {second}", "abort"]
     assert "length" in stops

@@ -102,7 +102,7 @@ def test_no_request_fails_when_the_store_goes_away_under_load(second: Second, pl
     assert same(engine.finish(), plain.outputs(PROMPTS))
     engine.settle()
     assert engine.stats()[store.name]["failures"]
-    # A client may still wait for the killed store.
+    # Wait, because a client may still be waiting for the killed store.
     settle_until(engine, lambda: not any(engine.leftovers().values()), "nothing is left over")
     if not isinstance(store, ServedStore):
         return

@@ -1,4 +1,4 @@
-"""Dynamo's router follows a real engine's events: stored and removed files, and a restart."""
+"""Dynamo's router tracks a real engine's chunks while files come and go, and after a restart."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""kvtier on releases of vLLM without the internals that report why answers end, or traces."""
+"""kvtier works on vLLM releases that report neither traces nor the reasons why answers end."""
 
 import sys
 import warnings

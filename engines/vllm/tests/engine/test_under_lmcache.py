@@ -18,7 +18,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def forget(engine: Engine, server: LMCacheServer) -> None:
-    # LMCache frees stored blocks only at the engine's next step.
+    # Make another step, because LMCache frees stored blocks only then.
     engine.settle()
     assert engine.reset_device()
     server.forget()
@@ -33,7 +33,7 @@ def test_an_engine_gets_its_answers_from_the_tier_and_computes_what_is_damaged(
         adapter = {"type": "fs_native", "base_path": f"{tmp_path}/kv"}
     with LMCacheServer(tmp_path, adapter) as server:
         options = {"lmcache.mp.port": server.port, "lmcache.mp.mp_transfer_mode": "lmcache_driven"}
-        with start_engine(options, connector="LMCacheMPConnector", fresh=True) as engine:
+        with start_engine(options, connector="LMCacheMPConnector") as engine:
             computed = engine.generate(prompts=PROMPTS)
             assert [output["cached"] for output in computed] == [0, 0]
             wait_until(lambda: len(files(tmp_path / "kv")) == 8, "all chunks to be in files")

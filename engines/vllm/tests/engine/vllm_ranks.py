@@ -121,7 +121,7 @@ class Replica:
     ) -> None:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            # Only vLLM's first model runner, which CPUs use, sets ``is_parallelism_agnostic``.
+            # Use the model runner for CPUs, because only it sets ``is_parallelism_agnostic``.
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
             config = _vllm_config(folder / model, tp, pp)
             config.cache_config.kv_cache_layout = layout
@@ -251,7 +251,7 @@ def _vllm_config(folder: Path, tp: int, pp: int) -> VllmConfig:
             distributed_executor_backend="mp" if tp * pp > 1 else None,
         ),
         cache_config=CacheConfig(block_size=BLOCK_TOKENS),
-        # An unpacked release cannot detect the device.
+        # Name the device, because an unpacked release cannot detect it.
         device_config=DeviceConfig(device="cpu"),
     )
 
