@@ -30,6 +30,8 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Connector]]:
     own = type("OffloadingConnectorScheduler", (Connector,), dict(vars(Connector)))
     vars(module)["OffloadingConnectorScheduler"] = own
     monkeypatch.setitem(sys.modules, MODULE, module)
+    # ``from package import module`` finds a module that is already imported in the package.
+    monkeypatch.setattr(MODULE, module, raising=False)
     compat._warn_of_untold_stops.cache_clear()
     yield own
     compat._warn_of_untold_stops.cache_clear()
