@@ -65,18 +65,18 @@ class Comparison(NamedTuple):
         """Return the largest deviation, as a multiple of its tolerance, and its name."""
         off = {}
         for of in self.rows:
-            off[f"hits of {of.name}, by {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF
-            off[f"bytes for {of.name}, by {of.bytes_off:+.1%}"] = of.bytes_off / _MOST_BYTES_OFF
+            off[f"hits of {of.name}, {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF
+            off[f"bytes written to {of.name}, {of.bytes_off:+.1%}"] = of.bytes_off / _MOST_BYTES_OFF
         return max((abs(value), words) for words, value in off.items())
 
     def verdict(self) -> str:
         deviation, name = self.furthest()
         if deviation <= 1:
             return "The plan holds: hits are within 1 point of the forecast, bytes within 10 %."
-        verdict = f"The plan does not hold: furthest from the forecast are {name}"
+        verdict = f"The plan does not hold. Furthest from the forecast: {name}"
         if self.lost:
             reason = max(self.lost, key=self.lost.__getitem__)
-            verdict += f"; most chunks were lost as {reason}, {self.lost[reason]:,.0f}"
+            verdict += f". Most chunks were lost for this reason: {reason} ({self.lost[reason]:,.0f})"
         return f"{verdict}."
 
     def as_json(self) -> dict[str, Any]:
