@@ -280,7 +280,7 @@ def test_a_plan_beside_what_its_engine_has_counted(tmp_path: Path) -> None:
         wait_for_the_recording(engine, socket, 260)
         printed = compare(source)[1]
         assert "The plan does not hold. Furthest from the forecast: " in printed
-        assert "for this reason: memory dropped store.drained (" in printed
+        assert "Most lost chunks: memory dropped store.drained (" in printed
         (whole,) = recorded.iterdir()
         whole.write_text("".join(whole.read_text().splitlines(keepends=True)[:40]))
         status, printed = compare(source)

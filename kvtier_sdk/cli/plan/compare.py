@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
         verdict = f"The plan does not hold. Furthest from the forecast: {name}"
         if self.lost:
             reason = max(self.lost, key=self.lost.__getitem__)
-            verdict += f". Most chunks were lost for this reason: {reason} ({self.lost[reason]:,.0f})"
+            verdict += f". Most lost chunks: {reason} ({self.lost[reason]:,.0f})"
         return f"{verdict}."
 
     def as_json(self) -> dict[str, Any]:
