@@ -18,7 +18,7 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
-#: The maximum number of hints, because advice on mistakes takes time on the engine's thread.
+#: Limits a request's hints, because explaining their mistakes delays the engine's thread.
 _MOST_HINTS = 16
 #: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")

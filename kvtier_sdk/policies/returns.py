@@ -32,7 +32,7 @@ _UNKNOWN, _SLOWEST = -1, 5
 # The rates over all paces count as much as this many turns in the rates of each pace. So a pace
 # without predictive value costs few hits.
 _TRUST = 15
-# A group moves to the next bucket late, but by at most this fraction of the bucket's width.
+# To save time, a bucket's groups are moved on only at intervals of this fraction of its width.
 _LATE = 1 / 8
 _NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
 # After every 64 requests, all earlier events lose a hundredth of their weight.

@@ -1,4 +1,4 @@
-"""Makes and finds the file of a shared pool, and removes the file's name."""
+"""Creates, finds and unlinks the file behind a shared pool."""
 
 from __future__ import annotations
 

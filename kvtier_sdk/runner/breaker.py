@@ -28,7 +28,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: Jitter shortens a pause by up to this fraction. A longer pause would delay recovery.
+#: Jitter only shortens pauses, by up to this fraction, because longer ones delay recovery.
 _JITTER = 0.1
 
 

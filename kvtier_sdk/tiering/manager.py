@@ -429,7 +429,7 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Attach the note of ``make_note`` to the pool's chunk ``key``, if it has no note yet."""
+        """Attach the note that ``make_note`` returns to the pool's chunk ``key`` if it has none."""
         self._primary.describe(key, make_note)
 
     def complete_store(

@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each finished lookup, load and store of a tier."""
+"""Creates an OpenTelemetry span for each finished lookup, load and store of a tier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 
-#: For each operation with spans, the word for its successful chunks in the span's attributes.
+#: Names the span attribute that counts an operation's successful chunks: kvtier.found_chunks.
 _DONE: Final = {Operation.LOOKUP: "found", Operation.LOAD: "loaded", Operation.STORE: "stored"}
 
 

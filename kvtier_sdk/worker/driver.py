@@ -15,7 +15,7 @@ import torch
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.worker.planning import Int64s
 
-#: The time at which a copy may read its sources: in stream order, or any time after the call.
+#: ``CUmemcpySrcAccessOrder``: a copy reads its sources in stream order, or at any time.
 ORDER_STREAM, ORDER_ANY = 1, 3
 #: In this mode a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2

@@ -311,7 +311,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Return the spec of a required tier; ``runner`` overrides options of the tier's runner."""
+    """Return the spec of a tier that misbehaves as in ``script``; ``runner`` sets other options."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,

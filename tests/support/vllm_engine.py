@@ -186,7 +186,7 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """Let the engine shut down, and wait for its end. A second call does nothing."""
+        """Shut the engine down and wait until it has exited. A second call does nothing."""
         if self._connection.fileno() < 0:
             return
         with suppress(OSError):

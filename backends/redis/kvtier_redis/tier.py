@@ -253,7 +253,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the keys of the chunks whose expiry a use still extends."""
+        """Return the keys of the chunks that are young enough for a use to extend their expiry."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:

@@ -244,8 +244,6 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             tier.join()
         self._resources.close()
 
-    # --- internals ------------------------------------------------------------------------------
-
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]
     ) -> tuple[list[ObjectLayout | None], list[int | None]]:

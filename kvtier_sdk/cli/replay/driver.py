@@ -158,7 +158,7 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for a tier's report, at most ``_STEP_S``. In a closed loop, wait for all jobs."""
+        """Wait up to ``_STEP_S`` for a report. A closed loop repeats this until no work is left."""
         # A closed loop plays one request at a time. If it made a step after every report, it would
         # repeat lookups that an engine does not repeat.
         while reported.wait(_STEP_S) and self._closed:

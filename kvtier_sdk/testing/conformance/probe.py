@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of the pieces that identify a chunk.
+#: Content is compared in pieces of this length, each unique to its key, version and offset.
 PIECE_BYTES = 16
 
 

@@ -254,7 +254,7 @@ class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
 
 
 class IgnoresTheGroup(BrokenTier, fails="check_groups_are_apart"):
-    """Names objects after only the chain hash, so that one group gets the bytes of another."""
+    """Names objects by the chain hash alone, so groups overwrite each other's chunks."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(split_offload_key(key)[0])
