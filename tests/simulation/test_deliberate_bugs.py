@@ -48,7 +48,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Return a decorator that registers a bug, the rules that catch it, and the first seed tried."""
+    """Return a decorator to register a bug, the rules that catch it, and the first seed to try."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, seed, make

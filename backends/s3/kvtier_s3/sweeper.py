@@ -80,7 +80,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Renew the signature, and sweep if this process is elected. Return true if some may remain."""
+        """Renew the signature; sweep if this process is elected. Return true if victims remain."""
         self._has_signed = True
         await self._objects.write(self._signature, [b"{}"])
         signed = {
