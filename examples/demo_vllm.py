@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def serve(model: Path, chunks: Path) -> None:
-    """Serve the conversations in this process; print a JSON document for each turn."""
+    """Serve the conversations in this process; print one JSON object per turn."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 

@@ -23,7 +23,7 @@ _TURN_MS = 50
 #: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: Limits on the sent batches that are kept, because routers may request lost ones.
+#: Keep sent batches up to these limits, because routers may request lost batches.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
 #: The maximum number of unread batches that each socket queues for a slow router.

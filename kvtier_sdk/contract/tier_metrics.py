@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class TierCounter:
-    """A number that only goes up, made by :meth:`TierContext.counter`. Any thread may add to it.
+    """A counter from :meth:`TierContext.counter`, which only goes up. Any thread may add to it.
 
     ::
 
@@ -36,7 +36,7 @@ class TierCounter:
 
 
 class TierGauge:
-    """A number that goes up and down, made by :meth:`TierContext.gauge`. Any thread may set it.
+    """A gauge from :meth:`TierContext.gauge`, which goes up and down. Any thread may set it.
 
     ::
 

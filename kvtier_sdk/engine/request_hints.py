@@ -103,7 +103,7 @@ def read_request(
     params: Mapping[str, Any] | None,
     actions: Iterable[tuple[str, Mapping[str, Any]]] = (),
 ) -> RequestContext:
-    """Make a request's context from its client's parameters. No parameter causes an error.
+    """Build a request's context from its client's parameters. No parameter causes an error.
 
     If a hint cannot be read, all hints are ignored, and the manager's receipt has the reason.
 

@@ -25,11 +25,11 @@ _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 _GHOSTS = 6  # the most evicted chunks to remember, per slot
 # Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
-# at which no chunk has ever returned are evicted first.
+# without any actual return are evicted first.
 _ASSUMED = 0.1
-# A turn's pace is log4 of the seconds before it, at most _SLOWEST (17 minutes).
+# A turn's pace is log4 of the seconds before it, limited to _SLOWEST (17 minutes).
 _UNKNOWN, _SLOWEST = -1, 5
-# The rates over all paces count as much as this many turns in the rates of each pace. So a pace
+# Each pace's rates include the rates over all paces, with the weight of this many turns. So a pace
 # without predictive value costs few hits.
 _TRUST = 15
 # To save time, a bucket's groups are moved on only at intervals of this fraction of its width.

@@ -277,9 +277,9 @@ class TieringManager:
     def is_put_off(self, request: RequestContext) -> bool:
         """Return true if a request's lookups must wait for the lookups of earlier requests.
 
-        The manager looks up at most about 16,000 chunks at once, so that a step with thousands of
-        new requests takes no longer than other steps. It puts off requests beyond this limit, and
-        looks up their chunks in a later step.
+        The manager looks up only about 16,000 chunks at once, so that a step with thousands of new
+        requests takes no longer than other steps. It puts off requests beyond this limit, and looks
+        up their chunks in a later step.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step

@@ -161,7 +161,7 @@ class TierClient:
         self._purge_at_s = -math.inf
 
     def open(self) -> None:
-        """Start the runner and open the tier, waiting at most ``open_deadline``.
+        """Start the runner and open the tier; wait for up to ``open_deadline``.
 
         A tier that is not ``required`` may still refuse reads and stores when this method returns.
         The runner opens the tier once the store can be reached; :meth:`poll` updates :attr:`stats`.

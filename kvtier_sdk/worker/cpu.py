@@ -109,7 +109,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy the parts that have not begun in the calling thread, which must wait anyway."""
+        """Let the calling thread, which must wait anyway, copy the parts that have not begun."""
         while True:
             with self._changed:
                 if not copy.parts:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
 
-#: The maximum number of runs, or of chunks that are one run each, in a piece of a job.
+#: A piece of a job has up to this many runs, or up to this many chunks of a single run each.
 PIECE_RUNS = 256
 
 

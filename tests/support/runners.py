@@ -408,7 +408,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Make a job for numbered chunks. A load or store uses slots with the chunks' numbers."""
+        """Create a job for numbered chunks. A load or store uses slots with the chunks' numbers."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

@@ -52,7 +52,7 @@ def give_weight() -> None:
 
 
 def hide_llvmlite() -> None:
-    """Hide ``__dict__`` of llvmlite's library, because llvmlite takes the name for a C function."""
+    """Hide ``__dict__`` of llvmlite's library, which llvmlite mistakes for a C function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__

@@ -87,7 +87,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories and count chunks, while lookups and loads work."""
+        """Check the root, create directories and count chunks, while lookups and loads work."""
         try:
             with self._call():
                 self._usage.open()

@@ -95,7 +95,7 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
 
 
 def _parallelism(config: OffloadingConfig) -> object:
-    """Return the degrees of parallelism, or why the bytes of a chunk do not depend on them."""
+    """Return the degrees of parallelism, or why a chunk's bytes are the same for all of them."""
     parallel = config.parallel
     if config.replicated_layout:
         return "independent: replicated_layout"

@@ -17,7 +17,7 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds if each hit rate and number of bytes is at most this far from its forecast.
+# A plan holds if no hit rate and no number of bytes is further than this from its forecast.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # The share of requests that the engine may finish between two looks.
 _MOST_REQUESTS_OFF = 0.01

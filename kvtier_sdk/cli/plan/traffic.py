@@ -115,7 +115,7 @@ class Traffic:
         return ages_s
 
     def _find_residents(self, policy: str, size: int) -> npt.NDArray[np.bool_]:
-        """Return for each use true if a cache of ``size`` chunks already holds the chunk."""
+        """Return one boolean per use: true if a cache of ``size`` chunks still has the chunk."""
         if size >= self.distinct_chunks:
             return np.isfinite(self._age_s)
         if not size:

@@ -100,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that no more chunks were available to a tenant that got fewer than it wanted."""
+        """Check that a tenant that got fewer chunks than it wanted could not get more."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"
@@ -116,7 +116,7 @@ class LeaseRecord:
                 )
 
     def reclaim(self, askers: set[str], wanted: Collection[OffloadKey]) -> None:
-        """Record the leases that the manager ended to make room for others; check its choice."""
+        """Record the leases that the manager ended to make room; check the manager's choice."""
         removed = self._removed or ()
         there = self._inside.leases()
         spared = self._unborn.difference(self._inside.primary.by_key).union(wanted)
