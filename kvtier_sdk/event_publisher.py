@@ -153,9 +153,9 @@ class EventPublisher:
     """A publisher of events for request routers. It runs in a separate thread.
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
-    ROUTER socket receives a number, and answers with all batches since then, or with a snapshot if
-    some of these batches are no longer kept. The first number is the current time, so a router that
-    outlives an engine notices the engine's successor.
+    ROUTER socket receives a number, and answers with all batches since then. If some of these are
+    no longer kept, it answers with a snapshot. The first number is the current time, so a router
+    that outlives an engine notices the engine's successor.
 
     Args:
         options: the topic and the endpoints; ``events_endpoint`` is required.

@@ -41,8 +41,8 @@ class TraceRecorder:
     """A recorder that writes one line for each request, on a separate thread.
 
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
-    salted hash replaces each chunk's key. The salt is new for each recording and is never written,
-    so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
+    salted hash replaces each chunk's key. The salt is never written, so the hashes reveal no
+    tokens. Each recording has a new salt, so hashes of different recordings cannot be compared.
     """
 
     def __init__(

@@ -103,8 +103,8 @@ class TierLoop:
 
     Queued loads start before queued stores. Stores use at most three quarters of the concurrent
     calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
-    report follows once the calls have ended. While the tier is not open, or the breaker of a job's
-    direction is not closed, a new job is concluded as ``UNAVAILABLE`` without a call.
+    report follows once the calls have ended. A new job is concluded as ``UNAVAILABLE``
+    without a call if the tier is not open, or if the breaker of the job's direction is not closed.
     """
 
     def __init__(

@@ -562,8 +562,8 @@ class _Verdict:
 class _Pins:
     """The chunks that this process reads or writes, and must not evict."""
 
-    # Other processes need not see the pins, because a file that is unlinked during a read stays
-    # readable, and a file that is unlinked before the read is a miss.
+    # Other processes need not see the pins. If a file is unlinked during a read, it stays readable;
+    # if it is unlinked before the read, the chunk is a miss.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
 """The part of HTTP/1.1 that the tier needs: one request, then its response.
 
-The connection is closed after a response that does not state the end of its body, because the
-beginning of the next response is then unknown.
+If a response does not state the end of its body, the beginning of the next response is unknown.
+The connection is then closed.
 """
 
 from __future__ import annotations

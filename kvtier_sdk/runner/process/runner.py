@@ -60,10 +60,9 @@ class ProcessRunner(LoopRunner):
     """A runner whose tier runs in a separate process, which maps the pool.
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
-    in :meth:`poll`, because another thread would compete with the engine for the interpreter lock.
-    A mostly idle supervisor thread starts the process, and restarts it after a crash. If the engine
-    wants notifications, the supervisor thread also watches the socket, and wakes up once for each
-    burst of reports.
+    in :meth:`poll`. Another thread would compete with the engine for the interpreter lock. A mostly
+    idle supervisor thread starts the process, and restarts it after a crash. If the engine wants
+    notifications, this thread also watches the socket, and wakes up once for each burst of reports.
     """
 
     _grace_s = 10.0  # the kernel may need this long to end a killed process
