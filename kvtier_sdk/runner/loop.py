@@ -465,7 +465,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if running calls of jobs concluded by ``since_s`` prevent further calls."""
+        """Return true if calls that outlive jobs concluded by ``since_s`` block further calls."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:

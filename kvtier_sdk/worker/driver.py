@@ -128,7 +128,7 @@ class CUDADriver:
 
 def forget_error() -> None:
     """Clear the error that a refused call has left in this thread."""
-    # Otherwise the runtime would attribute the error to one of the engine's kernels.
+    # Clear it, because the runtime would attribute the error to one of the engine's kernels.
     last_error = getattr(ctypes.CDLL(torch._C.__file__), "cudaGetLastError", None)
     # A build of torch that contains the runtime may not export the function.
     if last_error is not None:

@@ -159,7 +159,7 @@ class RedisTier(SecondaryTierManager):
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Return a request that restores a lost manifest, if the manifest's server gets a chunk."""
-        # Otherwise the batch would wait for a server that holds none of its chunks.
+        # The batch must not wait for another server, which holds none of its chunks.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)

@@ -44,7 +44,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Make a request. If the status is 200, ``target`` receives a body that fits."""
+    """Make a request. If the status is 200 and the body fits, ``target`` receives the body."""
     # Ignore unsent buffers, because a server may refuse a request before receiving all of it.
     await connection.send(parts)
     status = 0
