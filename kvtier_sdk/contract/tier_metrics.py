@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class TierCounter:
-    """A counter from :meth:`TierContext.counter`, which only goes up. Any thread may add to it.
+    """A number that only goes up, from :meth:`TierContext.counter`. Any thread may add to it.
 
     ::
 
@@ -36,7 +36,7 @@ class TierCounter:
 
 
 class TierGauge:
-    """A gauge from :meth:`TierContext.gauge`, which goes up and down. Any thread may set it.
+    """A number that goes up and down, from :meth:`TierContext.gauge`. Any thread may set it.
 
     ::
 

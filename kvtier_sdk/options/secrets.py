@@ -149,7 +149,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     )
     if secrets.mask(shown) == shown:
         return error
-    # Keep the nearest class from errors.py, so that callers still catch it; else imitate the class.
+    # Keep the nearest class from errors.py, so that callers still catch it, or imitate the class.
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
     theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind = [*ours, theirs][0]

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 
-#: Names the span attribute that counts an operation's successful chunks: kvtier.found_chunks.
+#: Names the span attribute that counts successful chunks, such as ``kvtier.found_chunks``.
 _DONE: Final = {Operation.LOOKUP: "found", Operation.LOAD: "loaded", Operation.STORE: "stored"}
 
 

@@ -26,10 +26,10 @@ _SIGN_OFF_S = 2.0
 class Sweeper:
     """A task that deletes old chunks at intervals, in one of the processes that share a prefix.
 
-    At each interval, every process writes a small object, its signature. Its name begins with the
-    process's start time. The process with the smallest name among the recent signatures is elected,
-    and deletes chunks. Ages come from the server's listing, not from a process's clock. If two
-    elected processes act in one interval, both delete the same oldest chunks.
+    At each interval, every process writes a small object, its signature, under a name that begins
+    with the process's start time. The process with the smallest recent name is elected, and deletes
+    chunks. Ages come from the server's listing, not from a process's clock. If two elected
+    processes act in one interval, both delete the same oldest chunks.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Renew the signature; sweep if this process is elected. Return true if victims remain."""
+        """Renew the signature, and sweep if elected. Return true if victims may remain."""
         self._has_signed = True
         await self._objects.write(self._signature, [b"{}"])
         signed = {
