@@ -134,7 +134,7 @@ class TraceRecorder:
             self._is_failing = False
         except OSError as error:
             with contextlib.suppress(OSError):
-                # Remove a partly written line, because the next line would be appended to it.
+                # Remove a partly written line, because the next line would continue it.
                 os.ftruncate(self._fd, self._size_bytes)
             self._lost += 1
             if not self._is_failing:

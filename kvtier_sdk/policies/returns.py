@@ -365,7 +365,7 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """The chunks that one request was the last to use."""
+    """The chunks whose last user was the same request."""
 
     def __init__(self) -> None:
         self.end: _Group | None = None  # the group with the end of the prefix
@@ -405,7 +405,7 @@ class _Group:
 
     def close(self) -> None:
         if self.used:
-            # Used chunks precede newly stored ones in the prefix, even if they were noted later.
+            # In the prefix, used chunks precede newly stored chunks, even if a use was noted later.
             self.keys = self.used + self.keys
             self.used = []
         if len(self.keys) > self.left:
@@ -476,7 +476,7 @@ class _Rates:
             returns, waited = self._returns[bucket], self._waited[bucket]
             if self._base is None:
                 rate = (returns + assumed) / (waited + width)
-                # A rate seldom drops to 0 from one age to the next, so carry half of it over.
+                # A rate seldom drops to 0 from one age to the next, so carry over half of the rate.
                 assumed = (_ASSUMED + rate * width) / 2
             else:
                 known = _TRUST * width

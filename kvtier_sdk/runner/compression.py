@@ -213,7 +213,7 @@ class ChunkCompressor:
     async def compressing(
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers with compressed payloads, or plain ones for chunks that do not shrink."""
+        """Yield transfers with compressed payloads; the payloads of other chunks stay plain."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch

@@ -296,7 +296,7 @@ class TierLoop:
         return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
-        """Close the tier. Cancel all jobs, even ones submitted later. Call :meth:`drain` first."""
+        """Close the tier. Cancel all jobs, even jobs submitted later. Call :meth:`drain` first."""
         self.abandon()
         # Let cancelled calls end first, so that only hanging calls still run when the tier closes.
         await self._idle_within(_CALLS_END_S)

@@ -291,8 +291,8 @@ class TieringManager:
 
         Returns:
             The number of chunks before the first miss, and true if an answer or a chunk is still
-            pending. If it is true, the engine should call this method again next step. While
-            nothing has changed, the call returns the same result without new lookups.
+            pending. The engine should then call this method again next step. While nothing has
+            changed, the call returns the same result without new lookups.
 
         ::
 
@@ -313,7 +313,7 @@ class TieringManager:
                 break
             if result is not _HIT:
                 pending = True
-            # Go on after a RETRY, so that one step looks up the whole prefix.
+            # Continue after a RETRY, so that one step looks up the whole prefix.
             if result is not _RETRY:
                 hits += 1
             elif state.turn != self._primary.step and self.is_put_off(request):

@@ -19,7 +19,7 @@ _MOST_STOPS: Final = 64
 
 @dataclass(eq=False)
 class Uses:
-    """The chunks that were used in one step, and the requests that ended in it."""
+    """The chunks that were used in one step, and the requests that ended in this step."""
 
     _primary: PrimaryTier
     _policy: EvictionPolicy

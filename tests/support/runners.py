@@ -311,7 +311,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Return the spec of a tier that misbehaves as in ``script``; ``runner`` sets other options."""
+    """Return the spec of a tier that misbehaves as in ``script``; ``runner`` has runner options."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,

@@ -120,7 +120,7 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only misses that have a file or are counted need the lock. Others must not wait for it.
+        # Only misses that have a file or are counted need the lock. Other misses must not wait.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)

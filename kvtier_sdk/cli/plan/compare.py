@@ -88,7 +88,7 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
     """Compare an engine's counters with the simulated flow of its own recording.
 
     Raises:
-        ConfigError: the engine of the admin ``socket`` has several tiers, or other requests.
+        ConfigError: the engine of the admin ``socket`` has several tiers, or served other requests.
     """
     slots, counted = _read(socket, len(workload))
     host = counted.pop(PRIMARY)

@@ -134,7 +134,7 @@ class ProcessRunner(LoopRunner):
             while self._changes:
                 data, change = self._changes.popleft()
                 if data is not None and isinstance(change, RunnerStopped):
-                    # Read the last reports. The process has ended, so all of them have arrived.
+                    # Read the last reports. All have arrived, because the process has ended.
                     reports += self._take(data)
                     data.close()
                     self._data = None

@@ -108,7 +108,7 @@ class LeaseRecord:
         share = self._budget // len({tenant, *self._before})
         counts = Counter(terms.tenant for terms in self.held.values())
         for key, terms in self.held.items():
-            # A chunk that the tenant also wants does not have to lose its lease.
+            # A chunk that the tenant also wants need not lose its lease.
             if counts[tenant] < share < counts[terms.tenant] and key not in wanted:
                 self._breach(
                     "a tenant gets its share",
