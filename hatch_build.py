@@ -10,9 +10,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledCore(BuildHookInterface[Any]):
-    """A build hook that compiles C code, and with mypyc the sources named in pyproject.toml.
+    """A build hook that compiles the C code, and the modules named in pyproject.toml with mypyc.
 
-    The hook writes nothing into the checkout, so Python runs the sources there.
+    The hook writes nothing into the checkout, so code run from a checkout stays uncompiled.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -138,7 +138,7 @@ class Setting:
 
 @contextlib.contextmanager
 def used(stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Let torch use ``stream``, and wait for it at the end; do nothing if it is ``None``."""
+    """Let torch use ``stream``, and wait for the stream at the end; do nothing for ``None``."""
     with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
         yield
     if stream is not None:

@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def serve(model: Path, chunks: Path) -> None:
-    """Serve the conversations in this process; print a JSON document for each turn."""
+    """Serve the conversations in this process; print one JSON object per turn."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
@@ -105,7 +105,7 @@ def serve(model: Path, chunks: Path) -> None:
 
 
 def run_engine(model: Path, chunks: Path) -> list[dict[str, Any]]:
-    """Serve the conversations in a new process, and return a document for each turn."""
+    """Serve the conversations in a new process, and return one JSON object per turn."""
     log = chunks.with_suffix(".log")
     with log.open("w") as errors:
         engine = subprocess.run(

@@ -118,12 +118,12 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """Make and check ``path`` if it is this user's default directory, which must be private."""
+    """If ``path`` is this user's default directory, create it and check that it is private."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):
             path.mkdir(mode=0o700, exist_ok=True)
-            # Check the directory, because another user may have made it, or a link in its place.
+            # Check the directory, because another user may have created it, or a link in its place.
             found = path.lstat()
         if not found or (found.st_uid, found.st_mode) != (os.geteuid(), stat.S_IFDIR | 0o700):
             raise ConfigError(

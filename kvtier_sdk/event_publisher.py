@@ -23,7 +23,7 @@ _TURN_MS = 50
 #: A batch is sent this often even without events, so that a router notices lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
-#: Limits on the sent batches that are kept, because routers may request lost ones.
+#: Keep sent batches up to these limits, because routers may request lost batches.
 _MOST_KEPT = 10_000
 _MOST_KEPT_BYTES = 64 << 20
 #: The maximum number of unread batches that each socket queues for a slow router.
@@ -153,9 +153,9 @@ class EventPublisher:
     """A publisher of events for request routers. It runs in a separate thread.
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
-    ROUTER socket receives a number, and answers with all batches since then, or with a snapshot if
-    some of these batches are no longer kept. The first number is the current time, so a router that
-    outlives an engine notices the engine's successor.
+    ROUTER socket receives a number, and answers with all batches since then. If some of these are
+    no longer kept, it answers with a snapshot. The first number is the current time, so a router
+    that outlives an engine notices the engine's successor.
 
     Args:
         options: the topic and the endpoints; ``events_endpoint`` is required.

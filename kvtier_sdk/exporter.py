@@ -14,7 +14,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Sample
 from kvtier_sdk.processes import listener_of
 
-#: A client that is silent for this long is disconnected, so that it does not occupy a thread.
+#: Disconnect a client after this silence, so that it does not occupy a thread.
 _SILENCE_S = 10.0
 
 

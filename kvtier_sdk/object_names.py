@@ -16,8 +16,8 @@ class ObjectNames:
 
     ``<prefix>/<fingerprint>/<shard>/<key in hex>.kv`` is a chunk, and
     ``<prefix>/<fingerprint>/manifest.json`` describes the namespace. A shard is two hexadecimal
-    digits of a hash of the key. Shards keep directories small on a server that stores objects as
-    files, and spread the load on a server that partitions objects by name.
+    digits of a hash of the key. Shards keep directories small if a server stores objects as files,
+    and spread the load if a server partitions objects by name.
 
     >>> names = ObjectNames("kv", Namespace({"model": "llama"}))
     >>> names.of(b"key").removeprefix(names.start)

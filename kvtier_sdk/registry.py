@@ -158,7 +158,7 @@ def load_policy(name: str) -> type[EvictionPolicy]:
 
 
 def load_store_policy(text: str) -> StorePolicy:
-    """Make the store policy that ``text`` describes, such as ``"after_hits:2"``.
+    """Create the store policy that ``text`` describes, such as ``"after_hits:2"``.
 
     Raises:
         ConfigError: the argument is missing or wrong.
@@ -168,7 +168,7 @@ def load_store_policy(text: str) -> StorePolicy:
 
 
 def load_codec(text: str) -> ChunkCodec:
-    """Make the codec that ``text`` describes, such as ``"aes-gcm:/etc/kvtier/chunk.keys"``.
+    """Create the codec that ``text`` describes, such as ``"aes-gcm:/etc/kvtier/chunk.keys"``.
 
     Raises:
         ConfigError: the argument is missing or wrong, or the codec's extra is not installed.

@@ -41,8 +41,8 @@ class TraceRecorder:
     """A recorder that writes one line for each request, on a separate thread.
 
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
-    salted hash replaces each chunk's key. The salt is new for each recording and is never written,
-    so equal hashes mean equal chunks only within one recording, and the hashes reveal no tokens.
+    salted hash replaces each chunk's key. The salt is never written, so the hashes reveal no
+    tokens. Each recording has a new salt, so hashes of different recordings cannot be compared.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class TraceRecorder:
             self._is_failing = False
         except OSError as error:
             with contextlib.suppress(OSError):
-                # Remove a partly written line, because the next line would be appended to it.
+                # Remove a partly written line, because the next line would continue it.
                 os.ftruncate(self._fd, self._size_bytes)
             self._lost += 1
             if not self._is_failing:

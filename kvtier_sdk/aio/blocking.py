@@ -15,8 +15,8 @@ from kvtier_sdk.aio.clock import wait_out
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: A function that runs a blocking call, and returns a function that reports the outcome but holds
-#: no reference to the call's arguments.
+#: Runs a blocking call, and returns a function that reports the outcome. The returned function
+#: holds no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: The maximum number of threads per event loop. Each tier has its own event loop.

@@ -61,7 +61,7 @@ class Clock(ABC):
     async def gather_bounded(
         self, calls: Sequence[Callable[[], Awaitable[T]]], *, limit: int
     ) -> list[T]:
-        """Run ``calls``, at most ``limit`` at a time; return their results in the same order.
+        """Run ``calls``, up to ``limit`` at a time; return their results in the same order.
 
         If a call raises, the other calls are cancelled, and the first exception is raised after
         they have ended. A cancellation of the caller cancels all calls and waits for them. After
@@ -101,8 +101,8 @@ TimerHandle = asyncio.TimerHandle
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Wait until all ``tasks`` have ended; only then raise a cancellation of the caller.
 
-    A tier needs this function if its client goes on after a cancellation, because the SDK takes the
-    buffers back when the coroutine ends::
+    The SDK takes the buffers back when a tier's coroutine ends. So a tier needs this function if
+    its client goes on after a cancellation::
 
         task = context.clock.spawn(tier.store_chunk(transfer), name="put")
         await wait_out([task])

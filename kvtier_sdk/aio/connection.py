@@ -44,8 +44,8 @@ class Connection:
       earlier can still be received, even if a :meth:`send` was cut short.
     - *Silence.* If no byte moves for ``stall_timeout_s`` during a call, the call raises
       :class:`TierTimeoutError` and closes the connection.
-    - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError` and does
-      not affect the first call, so that requests never mix.
+    - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError`. The
+      first call is not affected, so requests never mix.
     - *Closing.* A closed connection stays closed, and every later call raises the reason as a
       :class:`TierError`. After a failed call, the content of the call's buffers is undefined.
 

@@ -62,7 +62,7 @@ def _template() -> str:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return the end of an axis that contains ``top``, and at most six round values on the axis."""
+    """Return the end of an axis that contains ``top``, and up to six round values on the axis."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))

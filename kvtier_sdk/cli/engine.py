@@ -100,7 +100,7 @@ def sockets_of(config: TieringConfig) -> list[Path]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Purge the engines' host pools; return reports with counts that continue ``before``."""
+    """Purge the engines' host pools; return reports whose counts include those in ``before``."""
     forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
     purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets_of(config)]
     for one in purged:

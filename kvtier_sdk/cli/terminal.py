@@ -35,7 +35,7 @@ def read_flag(flag: str, parse: Callable[[str], T], text: str, *, may_be_0: bool
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, str]:
-    """Parse arguments such as ``ttl=1h``; raise :class:`ConfigError` for wrong ones."""
+    """Parse arguments such as ``ttl=1h``; raise :class:`ConfigError` for invalid arguments."""
     settings: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

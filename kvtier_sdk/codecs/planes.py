@@ -96,8 +96,8 @@ class Planes:
 
     def encode(self, payload: memoryview, stored: memoryview, alignment: int) -> int:
         """Write the coded payload to the beginning of ``stored``, and return its length."""
-        # The length is a multiple of ``alignment``. It is 0 unless coding shortens the payload by
-        # at least a sixteenth; the content of ``stored`` is then undefined.
+        # The length is a multiple of ``alignment``. If coding does not shorten the payload by at
+        # least a sixteenth, the length is 0, and the content of ``stored`` is undefined.
         return coder.encode(self._kind, payload, stored, alignment)
 
     @staticmethod

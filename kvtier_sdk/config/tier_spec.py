@@ -158,11 +158,11 @@ class TierSpec:
         return replace(self, config=config, runner=runner)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; map each differing option to both values."""
+        """Copy the live options of ``changed``; return each changed option's old and new value."""
         return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
 
     def live_values(self) -> dict[str, tuple[Any, Any]]:
-        """Map live options to configured and current values, as plain data."""
+        """Return the configured and the current value of each live option, as plain data."""
         return self.config.live_values() | self.runner.live_values()
 
     def needed(self, required: bool = True) -> Self:
@@ -176,7 +176,7 @@ class TierSpec:
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the configuration as plain data that :meth:`from_options` reads.
 
-        Secrets are masked unless ``secrets`` is true. ``defaults`` includes options not given.
+        ``secrets`` shows secrets in the clear, and ``defaults`` adds the unset options.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)

@@ -80,7 +80,7 @@ class ServiceOptions(EventOptions):
 class TieringConfig(ServiceOptions, PoolOptions):
     """The configuration of a manager: the host pool, the policies and the secondary tiers.
 
-    Make a configuration with :meth:`from_dict` or :meth:`from_file`. Exactly one of ``slots`` and
+    Create a configuration with :meth:`from_dict` or :meth:`from_file`. Exactly one of ``slots`` and
     ``pool_bytes`` is required.
 
     Attributes:
@@ -136,7 +136,7 @@ class TieringConfig(ServiceOptions, PoolOptions):
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the options as plain data that :meth:`from_dict` reads.
 
-        If true, ``secrets`` are in the clear, and ``defaults`` of other options are included.
+        ``secrets`` shows secrets in the clear, and ``defaults`` adds the unset options.
         """
         plain = self.model_copy(update={"tiers": ()})
         given = super(TieringConfig, plain).to_dict(secrets=secrets, defaults=defaults)

@@ -248,7 +248,7 @@ class ModelTier(TierListener):
 
 
 def _fitted(spec: TierSpec, memory: PoolMemory) -> TierSpec:
-    """Replace defaults that do not suit an engine, unless the configuration sets them."""
+    """Replace defaults that do not suit an engine; keep options that the configuration sets."""
     better = {
         "lookup_deadline_s": _LOOKUP_DEADLINE_S,
         # Queued chunks stay in the engine's memory, whose size already limits the queue.

@@ -15,7 +15,7 @@ from kvtier_sdk.runner.factory import wants_process
 
 @contextmanager
 def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
-    """Make the configured host pool, and close it at the end.
+    """Create the configured host pool, and close it at the end.
 
     The pool is in shared memory if a tier runs in a separate process. ``config`` determines the
     pool's size, and the length of a chunk if ``chunk_bytes`` is ``None``.

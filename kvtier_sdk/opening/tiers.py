@@ -44,7 +44,7 @@ def open_manager(
     services: OperatorServices | None = None,
     policy_now_s: Callable[[], float] | None = None,
 ) -> Iterator[TieringManager]:
-    """Make a manager, open its tiers in parallel, and shut the manager down at the end.
+    """Create a manager, open its tiers in parallel, and shut the manager down at the end.
 
     Args:
         pool: the primary tier's memory, which the caller closes afterwards.
@@ -213,7 +213,7 @@ class BlockingTier:
     def make(
         cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
     ) -> BlockingTier:
-        """Make a tier whose client is not open yet."""
+        """Create a tier whose client is not open yet."""
         reported = threading.Event()
         listener = TierListener()
         client = _make_client(spec, pool, namespace, listener, clock=clock, notify=reported.set)

@@ -206,7 +206,7 @@ class _ManagerControl:
         return self._status() | {"is_meant": is_meant}
 
     def _losses(self, client: TierClient, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Say why the tier lacks each of the absent ``keys``; nothing of another namespace."""
+        """Return why the tier lacks each absent key; ``None`` for keys of another namespace."""
         keys = map(bytes.fromhex, request.get("keys", ()))
         is_ours = request.get("namespace") in self.fingerprints
         return {"losses": [client.losses.find(key) if is_ours else None for key in keys]}

@@ -147,7 +147,7 @@ class StrictModel(BaseModel):
         return validate_options(type(self), given | dict(changes), place, also_known)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; map each differing option to both values."""
+        """Copy the live options of ``changed``; return each changed option's old and new value."""
         values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
         changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
         self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
@@ -157,7 +157,7 @@ class StrictModel(BaseModel):
         return changes
 
     def live_values(self) -> dict[str, tuple[Any, Any]]:
-        """Map live options to configured and current values, as plain data."""
+        """Return the configured and the current value of each live option, as plain data."""
         names = self.live_options()
         both = self.model_copy(update=self._configured), self
         configured, now = (

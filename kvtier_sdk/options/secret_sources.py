@@ -28,7 +28,7 @@ class VariableSecret(SecretStr):
         _named.add(variable)
 
     def written(self, name: str) -> tuple[str, str]:
-        """Return the option's name and value that refer to the source of the secret."""
+        """Return the name and the value of the option that refers to the secret's source."""
         return name, f"${{{self.variable}}}"
 
 
@@ -47,7 +47,7 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file again; return true if the secret changed. Errors: as in the constructor."""
+        """Read the file as the constructor does; return true if the secret has changed."""
         value = _read(self.path)
         if value == self._secret_value:
             return False

@@ -49,7 +49,7 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, with any characters in them."""
+    """Mask the password and the secret options of ``url``, whatever characters they contain."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url
@@ -144,12 +144,12 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     """Return ``error``, or a masked copy if its message or a cause's message shows a secret."""
-    # The copy's class is the nearest base in errors.py, otherwise a new class of the same name.
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
     )
     if secrets.mask(shown) == shown:
         return error
+    # Keep the nearest class from errors.py, so that callers still catch it, or imitate the class.
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
     theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind = [*ours, theirs][0]

@@ -15,8 +15,8 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base class of every backend's options.
 
-    The options of a tier in a separate process are sent there as plain data. So each option's type
-    must accept plain data, as ``Bytes`` accepts ``4096``.
+    A tier in a separate process receives its options as plain data. So each option's type must
+    accept plain data, as ``Bytes`` accepts ``4096``.
     """
 
     @classmethod

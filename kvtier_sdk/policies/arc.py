@@ -73,7 +73,7 @@ class ARCPolicy(EvictionPolicy):
             over = left_once > self._target
             victim = next(once if over else again, None)
             if victim is None:
-                # This list has no more victims, so take the remaining ones from the other list.
+                # This list has no more victims, so take the remaining victims from the other list.
                 victims += islice(again if over else once, count - len(victims))
                 break
             left_once -= over

@@ -25,14 +25,14 @@ _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
 _GHOSTS = 6  # the most evicted chunks to remember, per slot
 # Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
-# at which no chunk has ever returned are evicted first.
+# without any actual return are evicted first.
 _ASSUMED = 0.1
-# A turn's pace is log4 of the seconds before it, at most _SLOWEST (17 minutes).
+# A turn's pace is log4 of the seconds before it, limited to _SLOWEST (17 minutes).
 _UNKNOWN, _SLOWEST = -1, 5
-# The rates over all paces count as much as this many turns in the rates of each pace. So a pace
+# Each pace's rates include the rates over all paces, with the weight of this many turns. So a pace
 # without predictive value costs few hits.
 _TRUST = 15
-# A group moves to the next bucket late, but by at most this fraction of the bucket's width.
+# To save time, a bucket's groups are moved on only at intervals of this fraction of its width.
 _LATE = 1 / 8
 _NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
 # After every 64 requests, all earlier events lose a hundredth of their weight.
@@ -365,7 +365,7 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """The chunks that one request was the last to use."""
+    """The chunks whose last user was the same request."""
 
     def __init__(self) -> None:
         self.end: _Group | None = None  # the group with the end of the prefix
@@ -405,7 +405,7 @@ class _Group:
 
     def close(self) -> None:
         if self.used:
-            # Used chunks precede newly stored ones in the prefix, even if they were noted later.
+            # In the prefix, used chunks precede newly stored chunks, even if a use was noted later.
             self.keys = self.used + self.keys
             self.used = []
         if len(self.keys) > self.left:
@@ -476,7 +476,7 @@ class _Rates:
             returns, waited = self._returns[bucket], self._waited[bucket]
             if self._base is None:
                 rate = (returns + assumed) / (waited + width)
-                # A rate seldom drops to 0 from one age to the next, so carry half of it over.
+                # A rate seldom drops to 0 from one age to the next, so carry over half of the rate.
                 assumed = (_ASSUMED + rate * width) / 2
             else:
                 known = _TRUST * width

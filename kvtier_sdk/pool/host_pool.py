@@ -58,7 +58,7 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Make an unnamed pool of this ``layout`` for several processes, as the scheduler.
+        """Create an unnamed pool of this ``layout`` for several processes, as the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
@@ -85,7 +85,7 @@ class HostPool:
         worker: int | None = None,
         directory: str = _SHARED_MEMORY,
     ) -> HostPool:
-        """Map a replica's pool; make the pool if no other process has made it.
+        """Map a replica's pool; create the pool if no other process has created it.
 
         The method first removes pools in ``directory`` that killed replicas left behind. It does
         not wait for other processes. The pool has a name there until all processes have joined.
@@ -134,7 +134,7 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
-        """Check that there is room for a pool of this ``layout``, without making the pool.
+        """Check that there is room for a pool of this ``layout``, without creating the pool.
 
         ``directory`` is as for :meth:`join`; pass None for :meth:`create`. Memory that the pools of
         killed processes still occupy does not count as free. If there is too little room, the

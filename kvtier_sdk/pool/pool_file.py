@@ -1,4 +1,4 @@
-"""Makes and finds the file of a shared pool, and removes the file's name."""
+"""Creates, finds and unlinks the file behind a shared pool."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PoolFile:
 
 
 def make_unnamed(layout: PoolLayout) -> PoolFile:
-    """Make an in-memory file of constant size, and join it as the scheduler."""
+    """Create an in-memory file of constant size, and join it as the scheduler."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
@@ -100,7 +100,7 @@ def open_handle(handle: int | str, layout: PoolLayout | None, worker: int | None
 
 
 def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | None) -> PoolFile:
-    """Open a replica's file and join it; make the file if no other process has made it."""
+    """Open a replica's file and join it; create the file if no other process has created it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
     # An attempt fails only if another process makes or removes the file's name meanwhile.

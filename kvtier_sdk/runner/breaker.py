@@ -28,7 +28,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: Jitter shortens a pause by up to this fraction. A longer pause would delay recovery.
+#: Jitter only shortens pauses, by up to this fraction, because longer ones delay recovery.
 _JITTER = 0.1
 
 
@@ -72,8 +72,8 @@ class BreakerState(Enum):
 class Outcome(Enum):
     #: The tier answered. A missing chunk also counts as an answer.
     ANSWERED = "answered"
-    #: The call was too slow. A healthy tier may be slow under load, so a late call counts as a
-    #: failure in the window of recent calls, but not in the run of consecutive failures.
+    #: The call was too slow. It counts as a failure among the recent calls, but not in the run of
+    #: consecutive failures, because a healthy tier may be slow under load.
     LATE = "late"
     #: The tier failed.
     FAILED = "failed"

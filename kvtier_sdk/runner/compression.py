@@ -107,7 +107,7 @@ class CompressionGate:
     The gate estimates the time per byte from loads, or from stores until there are enough loads.
     Only calls of different lengths separate latency from transfer time, so the gate keeps some
     calls of each length. Concurrent calls share a link, so each call's time is divided by their
-    number. The time to expand a chunk is divided likewise, but at most by the number of idle cores.
+    number. The time to expand a chunk is divided likewise, up to the number of idle cores.
     """
 
     _tier: TierCaller | ChunkSealer
@@ -213,7 +213,7 @@ class ChunkCompressor:
     async def compressing(
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers with compressed payloads, or plain ones for chunks that do not shrink."""
+        """Yield transfers with compressed payloads; the payloads of other chunks stay plain."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch

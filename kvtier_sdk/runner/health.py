@@ -114,7 +114,7 @@ class DirectionHealth:
         attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
         self._attempt = attempt
         # A probe may take as long as the pause before it, but no longer than a load or store. So
-        # the first probes detect a quick recovery, and later ones give a slow tier more time.
+        # the first probes detect a quick recovery, and later probes give a slow tier more time.
         try:
             is_read = self._direction is Direction.READ
             options = self._options

@@ -44,7 +44,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
-        """Log a message that may repeat, at most once a minute per ``topic``."""
+        """Log a message that may repeat, no more than once a minute per ``topic``."""
         # For a minute after a logged message, messages of its topic are held back. Then a timer
         # logs the last one and their number. Without an event loop, the topic's next message does
         # so. If ``ends_outage`` is true, the messages held back so far are logged first.

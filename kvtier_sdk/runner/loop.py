@@ -103,8 +103,8 @@ class TierLoop:
 
     Queued loads start before queued stores. Stores use at most three quarters of the concurrent
     calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
-    report follows once the calls have ended. While the tier is not open, or the breaker of a job's
-    direction is not closed, a new job is concluded as ``UNAVAILABLE`` without a call.
+    report follows once the calls have ended. A new job is concluded as ``UNAVAILABLE``
+    without a call if the tier is not open, or if the breaker of the job's direction is not closed.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class TierLoop:
         return await self._idle_within(timeout_s)
 
     async def close(self) -> None:
-        """Close the tier. Cancel all jobs, even ones submitted later. Call :meth:`drain` first."""
+        """Close the tier. Cancel all jobs, even jobs submitted later. Call :meth:`drain` first."""
         self.abandon()
         # Let cancelled calls end first, so that only hanging calls still run when the tier closes.
         await self._idle_within(_CALLS_END_S)
@@ -465,7 +465,7 @@ class TierLoop:
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if running calls of jobs concluded by ``since_s`` prevent further calls."""
+        """Return true if calls that outlive jobs concluded by ``since_s`` block further calls."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:

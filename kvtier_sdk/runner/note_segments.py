@@ -114,7 +114,7 @@ class NoteSegments:
             await self._delete([] if part is None else [part])
 
     async def tidy(self, known: Container[OffloadKey]) -> None:
-        """Delete segments that newer ones replace; touch the others to keep them in the tier."""
+        """Delete replaced segments; touch the other segments, so that the tier keeps them."""
         kept: list[OffloadKey] = []
         useless: list[OffloadKey] = []
         covered: set[OffloadKey] = set()

@@ -43,7 +43,7 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
         # After a failure, retry in the background. But raise the error if the tier is required, or
-        # if the error is permanent and the engine still waits, at most until ``end_s``.
+        # if the error is permanent and the engine still waits, which it does until ``end_s``.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:

@@ -88,7 +88,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Return the most similar other namespace, or ``None`` if the tier's own one has chunks."""
+    """Return the most similar other namespace; ``None`` if the tier's own has chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

@@ -36,7 +36,7 @@ class ThreadRunner(LoopRunner):
     """A runner whose tier runs on an event loop in a daemon thread.
 
     The engine's thread submits and polls without a lock, because a deque's methods are thread-safe.
-    Each deque has a flag, so that a burst of jobs wakes the loop only once, and a burst of reports
+    Each deque has a flag. So a burst of jobs wakes the loop only once, and a burst of reports
     notifies the engine only once. The writer appends before it checks the flag, and the reader
     clears the flag before it empties the deque, so the reader misses no entry.
     """

@@ -1,6 +1,6 @@
 """A tier whose calls fail, according to a script or at random."""
 
-# The tier class beside :class:`FaultyTier` implements what mypy takes for abstract.
+# The tier class beside :class:`FaultyTier` implements the methods that mypy considers abstract.
 # mypy: disable-error-code="safe-super"
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class FaultPlan:
 
 
 class FaultyTier(SecondaryTierManager):
-    """The base of the classes that :func:`faulty` makes, which injects the faults of a plan.
+    """A tier that injects the faults of a plan; the base of :func:`faulty`'s classes.
 
     Lookups, stores, loads and deletions get faults. All other calls go to the tier as they are.
 
@@ -168,7 +168,7 @@ class FaultyTier(SecondaryTierManager):
 
 
 def faulty(tier_class: type[SecondaryTierManager], plan: FaultPlan) -> type[FaultyTier]:
-    """Make a subclass of ``tier_class`` whose calls get the faults of a ``plan``.
+    """Create a subclass of ``tier_class`` whose calls get the faults of a ``plan``.
 
     Run tiers of this class in a thread, because a child process would not have the ``plan``.
     """

@@ -30,8 +30,8 @@ class Leases:
     A tenant may use the whole budget that other tenants leave free. If another tenant needs its
     equal share of the budget, tenants above their share lose the leases that would end first.
 
-    A chunk has one lease. A new lease replaces an old one if both have the same owner, if the new
-    one has a higher priority, or if the priorities are equal and the new one ends later.
+    A chunk has one lease. A new lease replaces the old lease of the same owner, a lease of lower
+    priority, or a lease of equal priority that ends earlier.
     """
 
     def __init__(self, budget: int = 0) -> None:
@@ -110,7 +110,7 @@ class Leases:
         return [key for key in self._until_s.get(tenant, ()) if self.held[key].owner == owner]
 
     def prefetched(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
-        """Return those ``keys`` that a prefetch holds for this owner."""
+        """Return the ``keys`` that a prefetch holds for this owner."""
         own, held = self._until_s.get(tenant, ()), self.held
         return [
             key for key in keys if key in own and held[key].is_prefetch and held[key].owner == owner

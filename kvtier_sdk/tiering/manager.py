@@ -277,9 +277,9 @@ class TieringManager:
     def is_put_off(self, request: RequestContext) -> bool:
         """Return true if a request's lookups must wait for the lookups of earlier requests.
 
-        The manager looks up at most about 16,000 chunks at once, so that a step with thousands of
-        new requests takes no longer than other steps. It puts off requests beyond this limit, and
-        looks up their chunks in a later step.
+        The manager looks up only about 16,000 chunks at once, so that a step with thousands of new
+        requests takes no longer than other steps. It puts off requests beyond this limit, and looks
+        up their chunks in a later step.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -291,8 +291,8 @@ class TieringManager:
 
         Returns:
             The number of chunks before the first miss, and true if an answer or a chunk is still
-            pending. If it is true, the engine should call this method again next step. While
-            nothing has changed, the call returns the same result without new lookups.
+            pending. The engine should then call this method again next step. While nothing has
+            changed, the call returns the same result without new lookups.
 
         ::
 
@@ -313,7 +313,7 @@ class TieringManager:
                 break
             if result is not _HIT:
                 pending = True
-            # Go on after a RETRY, so that one step looks up the whole prefix.
+            # Continue after a RETRY, so that one step looks up the whole prefix.
             if result is not _RETRY:
                 hits += 1
             elif state.turn != self._primary.step and self.is_put_off(request):
@@ -429,7 +429,7 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Attach the note of ``make_note`` to the pool's chunk ``key``, if it has no note yet."""
+        """Attach the note that ``make_note`` returns to the pool's chunk ``key`` if it has none."""
         self._primary.describe(key, make_note)
 
     def complete_store(

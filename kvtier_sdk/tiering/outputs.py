@@ -14,8 +14,8 @@ class LoadSpec:
 
     Attributes:
         slots: one slot index per key, in order.
-        sources: for each chunk, the index of the tier from which the chunk was promoted for this
-            request, or -1 if the chunk was already in the primary tier.
+        sources: for each chunk, the index of its source tier if it was promoted for this request;
+            -1 if it was already in the primary tier.
     """
 
     slots: list[int]

@@ -81,7 +81,7 @@ class Prefetcher:
         tenants = [other.request.tenant for other in self.waiting]
         own = tenants.count(prefetch.request.tenant)
         if len(tenants) >= _MOST_WAITING:
-            # Drop a prefetch of the tenant with the most, if this tenant has at least two fewer.
+            # Drop a prefetch of the tenant that has most, if this tenant has at least two fewer.
             most = max(set(tenants), key=tenants.count)
             if own + 1 >= tenants.count(most):
                 return False

@@ -1,4 +1,4 @@
-"""Makes an OpenTelemetry span for each finished lookup, load and store of a tier."""
+"""Creates an OpenTelemetry span for each finished lookup, load and store of a tier."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 
-#: For each operation with spans, the word for its successful chunks in the span's attributes.
+#: Names the span attribute that counts successful chunks, such as ``kvtier.found_chunks``.
 _DONE: Final = {Operation.LOOKUP: "found", Operation.LOAD: "loaded", Operation.STORE: "stored"}
 
 
 def span_maker(tier: str, clock: Clock) -> Callable[[Job, JobResult], None] | None:
-    """Return ``None`` unless this process has configured an OpenTelemetry SDK."""
+    """Return a function that creates spans; ``None`` without a configured OpenTelemetry SDK."""
     # A process with an SDK has imported the API, so kvtier need not require the API.
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None or isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):

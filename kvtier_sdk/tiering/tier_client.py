@@ -161,7 +161,7 @@ class TierClient:
         self._purge_at_s = -math.inf
 
     def open(self) -> None:
-        """Start the runner and open the tier, waiting at most ``open_deadline``.
+        """Start the runner and open the tier; wait for up to ``open_deadline``.
 
         A tier that is not ``required`` may still refuse reads and stores when this method returns.
         The runner opens the tier once the store can be reached; :meth:`poll` updates :attr:`stats`.
@@ -268,8 +268,8 @@ class TierClient:
 
         A chunk is known if the tier has stored or loaded it and has not reported its removal. If
         the tier has lost a known chunk without a report, the load fails, and the client forgets all
-        known chunks. The result is false if loads run and the tier has been silent for
-        ``lookup_deadline``, because a lookup detects a hanging tier sooner than a load.
+        known chunks. If loads run and the tier has been silent for ``lookup_deadline``, the result
+        is false, because a lookup detects a hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)

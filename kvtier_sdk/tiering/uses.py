@@ -13,13 +13,13 @@ from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: The maximum number of distinct reasons for the end of an answer, because clients can invent some.
+#: Limits the distinct reasons for the end of an answer, because clients can invent reasons.
 _MOST_STOPS: Final = 64
 
 
 @dataclass(eq=False)
 class Uses:
-    """The chunks that were used in one step, and the requests that ended in it."""
+    """The chunks that were used in one step, and the requests that ended in this step."""
 
     _primary: PrimaryTier
     _policy: EvictionPolicy

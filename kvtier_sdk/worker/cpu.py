@@ -70,7 +70,7 @@ class CPUDevice(Device):
         after: StreamOrEvent | None = None,
     ) -> Copy:
         """Start a copy. Ignore ``after``, because torch queues no work on a CPU."""
-        # Cut one part for each thread, or more parts if large ones would delay a load too long.
+        # Cut one part for each thread, or more if large parts would delay a load for too long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))
@@ -109,7 +109,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Copy the parts that have not begun in the calling thread, which must wait anyway."""
+        """Let the calling thread, which must wait anyway, copy the parts that have not begun."""
         while True:
             with self._changed:
                 if not copy.parts:

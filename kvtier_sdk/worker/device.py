@@ -17,7 +17,7 @@ StreamOrEvent: TypeAlias = torch.Stream | torch.Event
 class Copy(ABC):
     @abstractmethod
     def done(self) -> bool:
-        """Return true once the copy has ended and needs the plan's memory no more. Never blocks."""
+        """Return true if the copy has ended and no longer needs the plan's memory. Never blocks."""
 
     @abstractmethod
     def wait(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from kvtier_sdk.errors import ConfigError, KVTierError
 from kvtier_sdk.worker.planning import Int64s
 
-#: The time at which a copy may read its sources: in stream order, or any time after the call.
+#: ``CUmemcpySrcAccessOrder``: a copy reads its sources in stream order, or at any time.
 ORDER_STREAM, ORDER_ANY = 1, 3
 #: In this mode a thread may make any call while another thread captures a graph.
 _CAPTURE_RELAXED = 2
@@ -128,7 +128,7 @@ class CUDADriver:
 
 def forget_error() -> None:
     """Clear the error that a refused call has left in this thread."""
-    # Otherwise the runtime would attribute the error to one of the engine's kernels.
+    # Clear it, because the runtime would attribute the error to one of the engine's kernels.
     last_error = getattr(ctypes.CDLL(torch._C.__file__), "cudaGetLastError", None)
     # A build of torch that contains the runtime may not export the function.
     if last_error is not None:

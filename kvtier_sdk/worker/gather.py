@@ -1,8 +1,8 @@
 """Copies small pages together: a kernel packs a chunk's pages, and a single copy moves them.
 
-A copy engine needs microseconds even for a short run. So for a store, a kernel first packs the
-pages of a chunk into a *staging part* on the device, in the order of the slot. A load copies the
-slot into a staging part, from which the kernel distributes the pages.
+A copy engine needs microseconds even for a short run. So before a store, a kernel packs a chunk's
+pages into a *staging part* on the device, in the order of the slot. A load copies the slot into a
+staging part, and the kernel then distributes the pages.
 """
 
 from __future__ import annotations

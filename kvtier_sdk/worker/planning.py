@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
 
-#: The maximum number of runs, or of chunks that are one run each, in a piece of a job.
+#: A piece of a job has up to this many runs, or up to this many chunks of a single run each.
 PIECE_RUNS = 256
 
 
@@ -26,8 +26,8 @@ class GroupLayout:
 
     A block consists of contiguous pieces of memory, its *segments*. Each array below has an element
     for each segment. Unless ``KVGroup.places`` is set, a chunk holds the first segments of all its
-    blocks, then the second segments of all its blocks, and so on, because adjacent blocks can then
-    be copied as one run.
+    blocks, then all second segments, and so on. In this order, adjacent blocks can be copied as one
+    run.
 
     Attributes:
         blocks: number of blocks on the device, which limits the block ids.

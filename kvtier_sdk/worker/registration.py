@@ -1,7 +1,7 @@
-"""Registers host memory with the driver, because copies of other memory block the caller.
+"""Registers host memory with the driver, because copies of unregistered memory block the caller.
 
 A process can register a page only once, and unregistering a page affects all of its users. So the
-devices of a process share registered pieces, and count the holders of each piece.
+devices of a process share registered pieces, and each piece counts its users.
 """
 
 from __future__ import annotations

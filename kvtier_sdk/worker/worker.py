@@ -84,8 +84,8 @@ class OffloadWorker:
         host: the slots, as bytes of shape (slots, part) such as ``HostPool.part`` returns. The
             worker keeps the memory alive. Rows may have gaps between them. A worker with read-only
             memory can only load, like all but the first in a replicated pool.
-        device: the device that copies the bytes, which the worker closes. By default, the worker
-            makes a device that fits the tensors.
+        device: the device that copies the bytes; the worker closes it. By default, the worker
+            creates a device that fits the tensors.
 
     Raises:
         ConfigError: the groups or the memory are unsuitable, a chunk is longer than a row of

@@ -27,8 +27,8 @@ _PATIENCE_S = 20.0
 def test_dropped(figure: Figure) -> None:
     """A dropped worker keeps its memory until its copies have ended, and then unregisters it.
 
-    If freed memory stayed registered, the driver would keep its pages, and copies to new memory at
-    the same address could go to the old pages.
+    If freed memory stayed registered, the driver would keep its pages. Copies to new memory at the
+    same address could then go to the old pages.
     """
     blocks = random_blocks(_BLOCKS, MIB)
     address = 0

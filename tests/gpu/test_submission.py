@@ -16,7 +16,7 @@ from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 _RUNS = 131_072
 _LAYERS = 32
 _POLLS = 100
-#: The delay on the stream; a submission has to return before the delay ends.
+#: The delay on the stream; a submission must return before the delay ends.
 _ASLEEP_S = 2.0
 
 

@@ -23,7 +23,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(ALERTS)} rules found" in check_rules(path)
 
 
-#: For each alert, the minute at which it fires, and the series (one value a minute) that cause it.
+#: For each alert, the minute at which it fires, and its cause: series with one value a minute.
 TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
     "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
     "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),

@@ -2,11 +2,11 @@
 
 Usage: python -m support.endurance [--requests N] [--concurrency N] [--faults | --tier URL ...]
 
-The host pool has room for a tenth of the chats' chunks, but for at most 4,000 chunks, so that
-evictions and promotions never stop. The run samples memory, descriptors, threads and /dev/shm. The
-default tiers stop growing once they have reached their capacity. With ``--faults``, a file tier
-runs in a process and a Redis tier in a thread, and each second a fault hits one of the two tiers.
-The exit status is 1 if anything is wrong.
+The host pool has room for a tenth of the chats' chunks, up to 4,000 chunks, so that evictions and
+promotions never stop. The run samples memory, descriptors, threads and /dev/shm. The default tiers
+stop growing once they have reached their capacity. With ``--faults``, a file tier runs in a process
+and a Redis tier in a thread, and each second a fault hits one of the two tiers. The exit status is
+1 if anything is wrong.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Block calls that queue copies; return the events that a call sets and that release it."""
+        """Block calls that queue copies; return two events: one shows a call, one releases it."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:

@@ -311,7 +311,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Return the spec of a required tier; ``runner`` overrides options of the tier's runner."""
+    """Return the spec of a tier that misbehaves as in ``script``; ``runner`` has runner options."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,
@@ -408,7 +408,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Make a job for numbered chunks. A load or store uses slots with the chunks' numbers."""
+        """Create a job for numbered chunks. A load or store uses slots with the chunks' numbers."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

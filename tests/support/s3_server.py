@@ -59,7 +59,7 @@ class S3Server(ServerProcess):
         return f"s3://{place}?{urlencode(given, quote_via=quote, safe=':/')}"
 
     def make_shards(self, place: str) -> None:
-        """Make a namespace's directories, because two requests for one directory fail in rclone."""
+        """Create a namespace's directories: rclone fails if two requests create the same one."""
         for shard in range(256):
             (self.buckets / place / f"{shard:02x}").mkdir(parents=True)
 

@@ -339,7 +339,7 @@ class Rig:
         *,
         names: Sequence[OffloadKey] = (),
     ) -> Job:
-        """Make a job in new slots, for ``names`` or for ``keys`` new keys."""
+        """Create a job in new slots, for ``names`` or for ``keys`` new keys."""
         job_id = len(self.account.jobs)
         names = names or [make_offload_key(b"%d.%d" % (job_id, n)) for n in range(keys)]
         slots = [1000 * job_id + n for n in range(len(names))] if operation in MOVES else []

@@ -174,7 +174,7 @@ def _process_group() -> Any:
 
 
 def _make_device_pool(kind: Kind) -> Any:
-    """Make the device's pool in CPU memory; nothing is copied to or from the pool."""
+    """Create the device's pool in CPU memory; nothing is copied to or from the pool."""
     common = {
         "size": _DEVICE_TOKENS,
         "page_size": PAGE_TOKENS,

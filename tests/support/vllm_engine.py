@@ -88,8 +88,8 @@ OUR_TIERS = Way("a", "KVTierCPUTieringSpec", "kvtier")
 OUR_MANAGER = Way("b", "KVTierOffloadingSpec")
 
 
-#: Allowed difference of log-probabilities. They change by up to 3e-5 with the number of tokens that
-#: are computed at once, and by at least 7e-3 (all of the top five) with a wrong token in a prompt.
+#: Allowed difference of log-probabilities. The number of tokens computed at once changes them by up
+#: to 3e-5. A wrong token in a prompt changes all of the top five by at least 7e-3.
 LOGPROB_ERROR = 1e-4
 
 
@@ -186,7 +186,7 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """Let the engine shut down, and wait for its end. A second call does nothing."""
+        """Shut the engine down and wait until it has exited. A second call does nothing."""
         if self._connection.fileno() < 0:
             return
         with suppress(OSError):
@@ -216,7 +216,7 @@ class Engine:
 
 
 def settle_until(engine: Engine, holds: Callable[[], object], what: str) -> None:
-    """Step an idle engine until ``holds`` returns true, for a minute at most."""
+    """Step an idle engine until ``holds`` returns true, for up to a minute."""
     end_s = time.monotonic() + _PATIENCE_S
     while not holds():
         if time.monotonic() > end_s:

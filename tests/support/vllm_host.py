@@ -45,14 +45,14 @@ def give_weight() -> None:
     def make_up_larger(parameter: Any) -> None:
         make_up(parameter, low=-WEIGHT, high=WEIGHT, seed=next(seeds))
         if parameter.dim() == 1:
-            # Shift the weights of norm layers, because real ones are around 1.
+            # Shift the weights of norm layers, because real weights are around 1.
             parameter.data.add_(1.0)
 
     dummy_loader.initialize_single_dummy_weight = make_up_larger
 
 
 def hide_llvmlite() -> None:
-    """Hide ``__dict__`` of llvmlite's library, because llvmlite takes the name for a C function."""
+    """Hide ``__dict__`` of llvmlite's library: llvmlite mistakes this name for a C function."""
     from llvmlite.binding import ffi
 
     find = ffi._lib_wrapper.__getattr__

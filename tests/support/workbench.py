@@ -83,7 +83,7 @@ class Workbench:
             await self.opened.pop().close()
 
     def empty(self, key: bytes) -> Transfer:
-        """Make a transfer to load into. With an alignment, the buffers begin at page boundaries."""
+        """Create a transfer for a load. With an alignment, the buffers begin at page boundaries."""
         header, payload = (
             mmap.mmap(-1, length) if self.alignment > 1 else bytearray(length)
             for length in (self.header_bytes, self.payload_bytes)

@@ -67,7 +67,7 @@ def test_an_engines_own_account_adds_what_was_not_looked_up(
 ) -> None:
     recorder = make()
     ends = {chunk: 16 * (place + 1) for place, chunk in enumerate(KEYS[:6])}
-    # No lookup named the first chunk, which was on the device, or the last two, which are new.
+    # No lookup named the first chunk (it was on the device) or the last two (they are new).
     recorder.record(0.0, KEYS[1:4], ends)
     recorder.record(0.0, KEYS[:4], {})
     recorder.close()

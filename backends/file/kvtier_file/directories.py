@@ -1,4 +1,4 @@
-"""Opens files and directories below the root through their parents, without following links."""
+"""Opens files and directories relative to their parent's descriptor, without following links."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class NamespaceDirectory:
         return outcomes, memoryview(lengths).cast("q"), compiled.split(digests, len(batch))
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Make a chunk's shard, and write the chunk to a temporary file; return the file's name."""
+        """Create a chunk's shard, and write the chunk to a temporary file; return its name."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 

@@ -98,7 +98,7 @@ class Root:
         return Lifetime(now_ns + MOST_AHEAD_NS, before(config.expiry_s), before(config.max_age_s))
 
     def prepare(self, manifest: str) -> bool:
-        """Make the tier's namespace and probe O_DIRECT; return false on a full file system."""
+        """Create the tier's namespace, and probe O_DIRECT; return false on a full file system."""
         try:
             with self.namespace() as directory:
                 directory.temporaries.probe(direct=False)
@@ -115,7 +115,7 @@ class Root:
     def headroom_bytes(self) -> int | None:
         """Return how many more bytes ``min_free`` lets the tier write; ``None`` for no limit."""
         # Until a written file has its final name, its bytes count twice: as used space and as a
-        # reservation. So evictions may free more than needed, by at most the reserved bytes.
+        # reservation. So evictions may free up to the reserved bytes more than needed.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()

@@ -39,7 +39,7 @@ class Leases:
         self._fd: int | None = None
 
     def acquire(self, name: str) -> None:
-        """Make and lock this process's lease. Until it is locked, the process looks dead."""
+        """Create and lock this process's lease. Until it is locked, the process looks dead."""
         self._fd = open_file(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._directory_fd)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 

@@ -68,7 +68,7 @@ class HeaderFile:
         """Return the header, or an empty unclean header if the file is new or damaged."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
-            # The first page is full of reservations, so further pages may hold more of them.
+            # The first page is full of reservations, so further pages may hold more reservations.
             self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
         return _decode(self._content) or SharedHeader()
 

@@ -87,7 +87,7 @@ class ChunkStore:
             raise
 
     def count(self) -> None:
-        """Check the root, make directories and count chunks, while lookups and loads work."""
+        """Check the root, create directories and count chunks, while lookups and loads work."""
         try:
             with self._call():
                 self._usage.open()
@@ -120,7 +120,7 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only misses that have a file or are counted need the lock. Others must not wait for it.
+        # Only misses that have a file or are counted need the lock. Other misses must not wait.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -562,8 +562,8 @@ class _Verdict:
 class _Pins:
     """The chunks that this process reads or writes, and must not evict."""
 
-    # Other processes need not see the pins, because a file that is unlinked during a read stays
-    # readable, and a file that is unlinked before the read is a miss.
+    # Other processes need not see the pins. If a file is unlinked during a read, it stays readable;
+    # if it is unlinked before the read, the chunk is a miss.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -216,7 +216,7 @@ async def test_short_writes_and_reads_are_continued(bench, monkeypatch, direct_i
 )
 async def test_a_failed_write_fails_alone_and_leaves_nothing(bench, monkeypatch, code, expected):
     tier = await bench.open(direct_io="off")
-    # When the disk is full, a store evicts and tries again, at most twice.
+    # When the disk is full, a store evicts and tries again, up to twice.
     times = 3 if expected is TierCapacityError else 1
     monkeypatch.setattr(os, "pwritev", failing(os.pwritev, code, times=times))
     first, second = await bench.put(tier, *KEYS[:2])

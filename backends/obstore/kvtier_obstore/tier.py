@@ -36,8 +36,8 @@ class ObstoreTier(ChunkTierManager):
     """A tier that keeps chunks in a bucket, under the same names as :class:`kvtier_s3.S3Tier`.
 
     A single request writes an object, so an existing object is always whole. After a cancellation,
-    obstore continues the request for a while. So a cancelled store or deletion waits until its
-    request ends, but for at most ``timeout``.
+    obstore continues the request for a while. So a cancelled store or deletion waits for the
+    end of its request, for up to ``timeout``.
     """
 
     config_model = ObstoreTierConfig

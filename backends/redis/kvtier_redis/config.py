@@ -32,7 +32,7 @@ def _hosts(value: object) -> tuple[str, ...]:
         raise ValueError(f"{value!r} is not a list of servers; write for example 'b:26379,c:26379'")
     found = tuple(part.strip() for part in parts if part.strip())
     for part in found:
-        # Without brackets, the last part of an IPv6 address would be taken for a port.
+        # Without brackets, the last part of an IPv6 address would be mistaken for a port.
         if _FOREIGN & set(part) or part.rpartition("]")[2].count(":") > 1:
             raise ValueError("one is not a server; write for example 'b:26379,[::1]:26379'")
         split_host(part, default_port=1)

@@ -159,7 +159,7 @@ class RedisTier(SecondaryTierManager):
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
         """Return a request that restores a lost manifest, if the manifest's server gets a chunk."""
-        # Otherwise the batch would wait for a server that holds none of its chunks.
+        # The batch must not wait for another server, which holds none of its chunks.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -253,7 +253,7 @@ class RedisTier(SecondaryTierManager):
         )
 
     async def _extended(self, keys: Sequence[OffloadKey]) -> set[OffloadKey]:
-        """Return the keys of the chunks whose expiry a use still extends."""
+        """Return the keys of the chunks that are young enough for a use to extend their expiry."""
         if self.config.ttl_s is None or self.config.young_ms == 0:
             return set()
         if self.config.young_ms is None:

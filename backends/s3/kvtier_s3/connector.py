@@ -1,4 +1,4 @@
-"""Makes connections to the server, with or without TLS."""
+"""Opens connections to the server, with or without TLS."""
 
 from __future__ import annotations
 

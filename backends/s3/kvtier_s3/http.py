@@ -1,7 +1,7 @@
 """The part of HTTP/1.1 that the tier needs: one request, then its response.
 
-The connection is closed after a response that does not state the end of its body, because the
-beginning of the next response is then unknown.
+If a response does not state the end of its body, the beginning of the next response is unknown.
+The connection is then closed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def request(
     *,
     has_body: bool = True,
 ) -> Response:
-    """Make a request. If the status is 200, ``target`` receives a body that fits."""
+    """Make a request. If the status is 200 and the body fits, ``target`` receives the body."""
     # Ignore unsent buffers, because a server may refuse a request before receiving all of it.
     await connection.send(parts)
     status = 0

@@ -26,10 +26,10 @@ _SIGN_OFF_S = 2.0
 class Sweeper:
     """A task that deletes old chunks at intervals, in one of the processes that share a prefix.
 
-    At each interval, every process writes a small object, its signature, whose name begins with the
-    process's start time. Among the recent signatures, the smallest name belongs to the owner, which
-    deletes chunks. Ages come from the server's listing, not from a process's clock. If two owners
-    act in one interval, both delete the same oldest chunks.
+    At each interval, every process writes a small object, its signature, under a name that begins
+    with the process's start time. The process with the smallest recent name is elected, and deletes
+    chunks. Ages come from the server's listing, not from a process's clock. If two elected
+    processes act in one interval, both delete the same oldest chunks.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Sweeper:
         self._bucket = bucket
         self._objects = objects
         self._names = names
-        # The start time comes first, so that the oldest process stays the owner.
+        # The start time comes first, so that the oldest process stays elected.
         started_ms = int(context.clock.wall_s() * 1000)
         self._signatures = f"{names.root}sweepers/"
         self._signature = f"{self._signatures}{started_ms:013x}-{uuid.uuid4().hex}"
@@ -80,7 +80,7 @@ class Sweeper:
                 await self._context.clock.sleep(self._config.sweep_interval_s)
 
     async def _take_turn(self) -> bool:
-        """Write the signature; the owner also sweeps. Return true if another sweep must follow."""
+        """Renew the signature, and sweep if elected. Return true if victims may remain."""
         self._has_signed = True
         await self._objects.write(self._signature, [b"{}"])
         signed = {

@@ -201,7 +201,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that the tier reports; if none, the bytes that LMCache has counted."""
+        """Return the usage that the tier reports, or else the bytes that LMCache has counted."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
@@ -243,8 +243,6 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         for tier in tiers:
             tier.join()
         self._resources.close()
-
-    # --- internals ------------------------------------------------------------------------------
 
     def _places(
         self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]

@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return whether the tier has each page; all false if it did not answer in time."""
+        """Return one boolean per page: true if the tier has it. All are false after a timeout."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(

@@ -226,8 +226,6 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
             tier.close()
         self._resources.close()
 
-    # --- internals ------------------------------------------------------------------------------
-
     def _register(self, name: str, pool: Any) -> None:
         with self._lock:
             if name not in self._tiers:

@@ -1,7 +1,7 @@
 """kvtier under vLLM's offloading connector, enabled through vLLM's configuration.
 
-A class is imported only when vLLM asks for its name, because vLLM also imports this package to find
-the plugin, even in processes that offload nothing.
+A class is imported only when vLLM asks for its name. vLLM imports this package in every process to
+find the plugin, even if the process offloads nothing.
 """
 
 from __future__ import annotations

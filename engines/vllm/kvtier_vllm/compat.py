@@ -88,7 +88,7 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 def tell_blocks(
     events_config: Any, describe: Callable[[OffloadKey, Callable[[], Any]], None]
 ) -> Callable[[], None]:
-    """Report each chunk that vLLM stores or finds, with a function that makes its blocks' metadata.
+    """Report each chunk that vLLM stores or finds, with a function for its blocks' metadata.
 
     ``events_config`` is the engine's events configuration. Return a function that ends the reports.
     """

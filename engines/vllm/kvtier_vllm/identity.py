@@ -95,7 +95,7 @@ def _engine_facts(config: OffloadingConfig) -> dict[str, object]:
 
 
 def _parallelism(config: OffloadingConfig) -> object:
-    """Return the degrees of parallelism, or why the bytes of a chunk do not depend on them."""
+    """Return the degrees of parallelism, or the reason why they do not affect a chunk's bytes."""
     parallel = config.parallel
     if config.replicated_layout:
         return "independent: replicated_layout"

@@ -305,8 +305,6 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._closing.join()
         self._on_shutdown()
 
-    # --- internals ----------------------------------------------------------------------------
-
     def _tiers_allowed(self, req_context: ReqContext) -> list[str] | None:
         """Return the tiers to which a client has restricted its request; ``None`` for no limit."""
         wanted = req_context.load_tier_filter

@@ -308,8 +308,6 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             )
         )
 
-    # --- internals ----------------------------------------------------------------------------
-
     def _open(self, spec: TierSpec) -> None:
         publisher = self._publisher
         self._opened = ExitStack()

@@ -102,8 +102,6 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
                 )
         return self._worker
 
-    # --- internals ----------------------------------------------------------------------------
-
     def _uses_their_copies(self) -> bool:
         on_cpu = bool(current_platform.is_cpu())
         copies = self._options.copies

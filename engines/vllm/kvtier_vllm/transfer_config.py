@@ -1,4 +1,4 @@
-"""Makes and reads vLLM's ``kv_transfer_config`` without importing vLLM."""
+"""Builds and reads vLLM's ``kv_transfer_config`` without importing vLLM."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def make_transfer_config(
     model_revision: str | None = None,
     services: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Make the argument of ``vllm serve --kv-transfer-config``; only our manager has services."""
+    """Build the argument of ``vllm serve --kv-transfer-config``; only our manager has services."""
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]
     if our_manager:

@@ -193,7 +193,7 @@ class Pieces:
 
 
 def _first(buffers: Iterable[memoryview], count_bytes: int) -> Iterator[memoryview]:
-    """Yield the first bytes of joined buffers, without a copy."""
+    """Yield views of the first ``count_bytes`` bytes across all buffers."""
     for buffer in buffers:
         yield buffer[:count_bytes]
         count_bytes = max(0, count_bytes - len(buffer))

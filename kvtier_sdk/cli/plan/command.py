@@ -26,7 +26,7 @@ _TITLES = (
     *("pool", "tier", "size", "hits", "in pool", "first token", "written/day", "life"),
     *("requests/day", "storing", "computing", "both"),
 )
-#: An option is shown if its first token comes sooner by this share than in all cheaper options.
+#: Show an option only if its first token comes sooner, by this share, than every cheaper one's.
 _WORTHWHILE = 0.01
 
 

@@ -17,7 +17,7 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds if each hit rate and number of bytes is at most this far from its forecast.
+# A plan holds if no hit rate and no number of bytes is further than this from its forecast.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # The share of requests that the engine may finish between two looks.
 _MOST_REQUESTS_OFF = 0.01
@@ -88,7 +88,7 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
     """Compare an engine's counters with the simulated flow of its own recording.
 
     Raises:
-        ConfigError: the engine of the admin ``socket`` has several tiers, or other requests.
+        ConfigError: the engine of the admin ``socket`` has several tiers, or served other requests.
     """
     slots, counted = _read(socket, len(workload))
     host = counted.pop(PRIMARY)

@@ -28,7 +28,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Window(NamedTuple):
-    """A span of a workload's time, or a forecast of the span of equal length that follows."""
+    """A span of a workload's time, or a forecast of the following span of equal length."""
 
     start_s: float = -math.inf
     end_s: float = math.inf
@@ -94,7 +94,7 @@ class Traffic:
         )
 
     def _weights(self, window: Window) -> tuple[_Floats, _Floats]:
-        """Return two weights of each use: as a use, and as a reuse."""
+        """Return two weights per use: one to count uses, and one to count reuses."""
         length_s = window.end_s - window.start_s
         start_s = window.start_s + (length_s * _BEGIN if window.is_forecast else 0.0)
         uses = ((self._at_s >= start_s) & (self._at_s < window.end_s)).astype(np.float64)
@@ -106,7 +106,7 @@ class Traffic:
         return uses / (1 - _BEGIN), uses * length_s / (length_s - away_s)
 
     def _ages(self) -> _Floats:
-        """Return for each use the time since the chunk's previous use; infinite for a first use."""
+        """Return each use's time since the chunk's previous use; infinite for a first use."""
         numbers = np.fromiter((n for request in self._requests for n in request), np.int64)
         order = np.argsort(numbers, kind="stable")
         again = np.flatnonzero(np.diff(numbers[order]) == 0)
@@ -115,7 +115,7 @@ class Traffic:
         return ages_s
 
     def _find_residents(self, policy: str, size: int) -> npt.NDArray[np.bool_]:
-        """Return for each use true if a cache of ``size`` chunks already holds the chunk."""
+        """Return one boolean per use: true if a cache of ``size`` chunks still has the chunk."""
         if size >= self.distinct_chunks:
             return np.isfinite(self._age_s)
         if not size:

@@ -31,7 +31,7 @@ from kvtier_sdk.types import LookupResult, OffloadKey, RequestContext
 # The maximum length of a step while a tier works, about as long as an engine's step. A step must
 # end even if no tier reports, because one request may wait until another stores a chunk.
 _STEP_S = 0.01
-# Deadlines must not end a job early, because a replay of one request at a time waits for it.
+# Deadlines are long, because a replay of one request at a time waits for each job.
 _PATIENT_S = 600.0
 _BASE_SEED = 2026
 _NAMESPACE = Namespace({"engine": "kvtier replay", "content_version": 1})
@@ -158,7 +158,7 @@ class _Driver:
                 self._run_model(reported)
 
     def _run_model(self, reported: threading.Event) -> None:
-        """Wait for a tier's report, at most ``_STEP_S``. In a closed loop, wait for all jobs."""
+        """Wait up to ``_STEP_S`` for a report. A closed loop repeats this until no work is left."""
         # A closed loop plays one request at a time. If it made a step after every report, it would
         # repeat lookups that an engine does not repeat.
         while reported.wait(_STEP_S) and self._closed:
@@ -235,7 +235,7 @@ class _Driver:
             if not output.rejected_keys:
                 return
             keys = output.rejected_keys
-            # End the step, because chunks found in it cannot be evicted before its end.
+            # End the step, because chunks found in a step cannot be evicted before the step ends.
             yield True
 
     def _settle(self) -> Iterator[bool]:

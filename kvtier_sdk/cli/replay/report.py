@@ -13,7 +13,7 @@ from kvtier_sdk.metrics import TierStats
 class ReplayHistory:
     """The requests' hits and waits, in order of arrival, and the hits at each depth of a prompt.
 
-    ``arrived_s`` is the arrival time, in the workload, of the request that began last.
+    ``arrived_s`` is the workload's arrival time of the request that began last.
     """
 
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:

@@ -65,10 +65,10 @@ def read_trace(path: Path) -> list[ReplayRequest]:
     """Read a block-hash trace: a file, or all ``*.jsonl`` and ``*.jsonl.gz`` files of a directory.
 
     The format was published with Mooncake (FAST '25). Each line is a JSON object. Its ``hash_ids``
-    name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk. Other
-    fields are optional: ``timestamp`` (in ms; one request a second without it) gives the order of
-    requests, ``session`` and ``stop`` are in traces of agents, and ``chunk_bytes`` in traces that
-    an engine has recorded.
+    name the blocks of the prompt; equal prefixes have equal ids. Each block becomes a chunk.
+    Optional fields: ``timestamp`` in ms orders the requests (default: one request per second).
+    Traces of agents add ``session`` and ``stop``. Traces that an engine has recorded add
+    ``chunk_bytes``.
     """
     files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")]) if path.is_dir() else [path]
     requests: list[ReplayRequest] = []

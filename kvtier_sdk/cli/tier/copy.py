@@ -27,8 +27,8 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool. SRC fills one half while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: Facts added by the SDK that can differ between tiers or releases. The fact ``compress`` is not
-#: among them, so that only engines that accept rounded chunks find the copies.
+#: The SDK's facts that can differ between tiers or releases. The fact ``compress`` is kept, so that
+#: only engines that accept rounded chunks find the copies.
 _ADDED = ("frame_version", "codec")
 
 

@@ -175,7 +175,7 @@ class Pace:
         self._due_s = self._clock.now_s()
 
     def part_bytes(self, most_bytes: int) -> int:
-        """Return the number of bytes that may be moved in a second, but at most ``most_bytes``."""
+        """Return how many bytes may be moved in a second, limited to ``most_bytes``."""
         return most_bytes if self._rate_bytes is None else min(most_bytes, self._rate_bytes)
 
     def wait(self, size_bytes: int) -> None:

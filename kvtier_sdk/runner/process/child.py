@@ -263,7 +263,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 def _open_standard_streams() -> None:
     """Open the null device on each standard stream that is closed."""
-    # Otherwise a socket or file could get the stream's number and receive a library's output.
+    # Take the streams' numbers, because a socket with such a number would get a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

@@ -239,7 +239,7 @@ class ChildProcess:
             self._event_loop.call_soon_threadsafe(self._reaped, code)
 
     def _reaped(self, code: int) -> None:
-        # Read the last messages. The process has ended, so all of them have arrived.
+        # Read the last messages. All have arrived, because the process has ended.
         if self._control.fileno() >= 0:
             self._read_control()
         reason = self._killed_for or _end_in_words(code)

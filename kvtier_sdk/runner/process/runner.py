@@ -60,10 +60,9 @@ class ProcessRunner(LoopRunner):
     """A runner whose tier runs in a separate process, which maps the pool.
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
-    in :meth:`poll`, because another thread would compete with the engine for the interpreter lock.
-    A mostly idle supervisor thread starts the process, and restarts it after a crash. If the engine
-    wants notifications, the supervisor thread also watches the socket, and wakes up once for each
-    burst of reports.
+    in :meth:`poll`. Another thread would compete with the engine for the interpreter lock. A mostly
+    idle supervisor thread starts the process, and restarts it after a crash. If the engine wants
+    notifications, this thread also watches the socket, and wakes up once for each burst of reports.
     """
 
     _grace_s = 10.0  # the kernel may need this long to end a killed process
@@ -135,7 +134,7 @@ class ProcessRunner(LoopRunner):
             while self._changes:
                 data, change = self._changes.popleft()
                 if data is not None and isinstance(change, RunnerStopped):
-                    # Read the last reports. The process has ended, so all of them have arrived.
+                    # Read the last reports. All have arrived, because the process has ended.
                     reports += self._take(data)
                     data.close()
                     self._data = None

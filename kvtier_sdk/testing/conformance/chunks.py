@@ -96,7 +96,7 @@ async def check_store_leaves_its_buffers_alone(subject: TierSubject) -> None:
 
 @check(says="Report the length of a loaded object, once the object is in the buffers.")
 async def check_objects_of_any_length(subject: TierSubject) -> None:
-    """An object that is shorter than the buffers is loaded whole, with its own length."""
+    """An object shorter than the buffers is loaded in full, and the tier reports its length."""
     if subject.tier_class.fixed_length:
         raise CheckSkipped("fixed_length is declared")
     async with subject.opened() as probe:
@@ -263,7 +263,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Require that each chunk is absent until it is stored, and that all chunks load at the end."""
+    """Require that each chunk is absent until its store, and that all chunks load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)

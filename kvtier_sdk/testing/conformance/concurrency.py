@@ -130,7 +130,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str
 ) -> AsyncIterator[tuple[LentBuffers, list[int], bool]]:
-    """Cancel calls; yield each one's buffers, the versions stored before, and if it ended."""
+    """Cancel calls; for each, yield its buffers, the versions stored before, and if it ended."""
     delays = [*((turns, 0.0) for turns in _TURNS), *((1, delay_s) for delay_s in _DELAYS_S)]
     for versions, (turns, delay_s) in product(([0], []), delays):
         (key,) = probe.subject.new_keys(1)

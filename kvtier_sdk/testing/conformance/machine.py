@@ -180,7 +180,7 @@ class TierMachine(RuleBasedStateMachine):
 
 
 def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMachine]:
-    """Make a Hypothesis state machine that compares a tier with a dictionary.
+    """Create a Hypothesis state machine that compares a tier with a dictionary.
 
     ::
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
-#: Length of the pieces that identify a chunk.
+#: Content is compared in pieces of this length, each unique to its key, version and offset.
 PIECE_BYTES = 16
 
 
@@ -133,7 +133,7 @@ class Probe:
         replace: bool = False,
         object_bytes: int | None = None,
     ) -> LentBuffers:
-        """Make buffers for a load of the chunk ``key``; pass their ``transfer`` to the tier.
+        """Create buffers for a load of the chunk ``key``; pass their ``transfer`` to the tier.
 
         Header and payload begin ``shift_bytes`` after the start of a page. Together they have the
         length ``object_bytes``, by default full length. ``replace`` is for a store that must
@@ -152,7 +152,7 @@ class Probe:
         )
 
     def full(self, key: OffloadKey, version: int = 0, **lent_as: Any) -> LentBuffers:
-        """Make buffers that hold a ``version`` of ``key``; pass ``lent_as`` to :meth:`empty`."""
+        """Create buffers with a ``version`` of ``key``; pass ``lent_as`` to :meth:`empty`."""
         lent = self.empty(key, **lent_as)
         lent.fill(self.content(key, version, lent.transfer.object_bytes))
         return lent

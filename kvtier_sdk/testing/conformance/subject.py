@@ -97,7 +97,7 @@ class TierSubject:
 
     @staticmethod
     def new_namespace() -> Namespace:
-        """Make a new, unique namespace."""
+        """Create a new, unique namespace."""
         return Namespace({"model": "conformance", "run": uuid.uuid4().hex})
 
     @property
@@ -123,7 +123,7 @@ class TierSubject:
         report_removed: ReportRemoved | None = None,
         maintenance: bool = False,
     ) -> TierContext:
-        """Make the context of a tier, by default with the subject's own values.
+        """Create the context of a tier, by default with the subject's own values.
 
         ``report_removed`` receives the keys that the tier reports as removed. ``spec``,
         ``namespace``, ``chunk_bytes`` and ``maintenance`` are as in :class:`TierContext`. Chunks of
@@ -150,13 +150,13 @@ class TierSubject:
         )
 
     def make(self, spec: TierSpec | None = None, **context: Any) -> SecondaryTierManager:
-        """Make an unopened instance of ``spec``; pass ``context`` on to :meth:`context`."""
+        """Create an unopened instance of ``spec``; pass ``context`` on to :meth:`context`."""
         spec = spec or self.spec
         return spec.tier_class(spec.config, self.context(spec, **context))
 
     @asynccontextmanager
     async def opened(self, spec: TierSpec | None = None, **context: Any) -> AsyncIterator[Probe]:
-        """Open an instance of ``spec`` and ``context``, made by :meth:`make`; yield its probe."""
+        """Open an instance from :meth:`make`, with ``spec`` and ``context``; yield its probe."""
         probe = Probe(self, self.make(spec, **context))
         try:
             await probe.open()
@@ -165,9 +165,9 @@ class TierSubject:
             await probe.clean_up()
 
     def new_keys(self, count: int) -> list[OffloadKey]:
-        """Make ``count`` unused keys of 36 bytes."""
+        """Generate ``count`` unused keys of 36 bytes."""
         return [make_offload_key(self.new_hash()) for _ in range(count)]
 
     def new_hash(self) -> bytes:
-        """Make an unused chain hash of 32 bytes."""
+        """Generate an unused chain hash of 32 bytes."""
         return hashlib.sha256(self._salt + next(self._numbers).to_bytes(8, "big")).digest()

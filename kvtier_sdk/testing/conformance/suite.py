@@ -98,8 +98,8 @@ class TierConformance:
     def lose_part(self, key: OffloadKey) -> Awaitable[None] | None:
         """Remove part of the stored object ``key`` directly in the store, as an eviction would.
 
-        Override this for a tier that keeps a chunk as several values, files or shards, and set
-        :attr:`chunk_bytes` so large that a chunk has several parts.
+        Override this if the tier keeps a chunk as several values, files or shards. Then make
+        :attr:`chunk_bytes` large enough for several parts.
         """
         raise NotImplementedError
 

@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # The manager may ask the tier only at the end of the second step, and reads its
-                # clock after this step has begun, so measure the time between these two moments.
+                # Measure from the end of the second step, because the manager may ask the tier only
+                # then. Measure to this step's beginning, because the manager reads its clock later.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

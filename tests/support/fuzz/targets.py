@@ -73,7 +73,7 @@ def chunk_header(data: bytes) -> None:
 
 
 def coded_planes(data: bytes) -> None:
-    """A coded payload is decoded within its memory, or is refused, and all coders agree."""
+    """Every coder refuses a payload or decodes it within the buffer, and all coders agree."""
     kind, size = data[0] % 6 if data else 0, int.from_bytes(data[1:3], "little")
     stored = data[3:]
     if size >= len(stored) and data[1:2] != b"\xff":
@@ -215,7 +215,7 @@ def tier_url(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """Bytes from a tier's process are refused, or can be read as jobs and reports."""
+    """Any bytes from a tier's process are either rejected or decoded into jobs and reports."""
     splitter = MessageSplitter()
     with suppress(MessageError):
         for start in range(0, len(data), 7):

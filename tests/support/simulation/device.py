@@ -34,7 +34,7 @@ class Device:
         on_breach: Callable[[str, str], None],
     ) -> None:
         self.live: list[Copy] = []
-        # Copies that began before a reset. They go on, but the engine never completes them.
+        # Copies that began before a reset. They continue, but the engine never completes them.
         self.stale: list[Copy] = []
         self._views = [pool.view(slot) for slot in range(pool.slots)]
         self._content = content
@@ -83,7 +83,7 @@ class Device:
             self.live.remove(copy)
 
     def make_stale(self) -> None:
-        """Record a reset: the copies in flight go on, but the engine will not complete them."""
+        """Record a reset: the copies in flight continue, but the engine will not complete them."""
         self.stale += self.live
         self.live = []
 

@@ -346,7 +346,7 @@ class Engine:
 
 def _patience_s(plan: Plan) -> float:
     step_s = plan.step_s * len(plan.tiers)
-    # Allow one lookup for each request, because requests take turns if lookups are limited.
+    # Budget a lookup deadline per request, because requests take turns if lookups are limited.
     lookups_s = plan.requests * _lookup_deadline_s(plan)
     loads_s = sum(float(tier.options["load_deadline"]) for tier in plan.tiers)
     chunks = 2 * plan.depth * plan.groups

@@ -14,7 +14,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 #: The number of tokens in a chunk, for the token ranges in hints.
 TOKENS: Final = 16
-#: Durations of leases: a small part of a simulation, about half of it, and longer than it.
+#: Durations of leases: a small part of a simulation, about half, and longer than the whole.
 _DURATIONS_S = (0.05, 0.5, 100.0)
 
 

@@ -120,7 +120,7 @@ class Inside:
 
     @staticmethod
     def quarantined(tier: ManagedTier) -> dict[int, Job]:
-        """Return the jobs whose I/O goes on after their result."""
+        """Return the jobs whose I/O continues after their result."""
         return tier.client.jobs._quarantined
 
     @property

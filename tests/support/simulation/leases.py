@@ -100,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that no more chunks were available to a tenant that got fewer than it wanted."""
+        """Check that a tenant that got fewer chunks than it wanted could not get more."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"
@@ -108,7 +108,7 @@ class LeaseRecord:
         share = self._budget // len({tenant, *self._before})
         counts = Counter(terms.tenant for terms in self.held.values())
         for key, terms in self.held.items():
-            # A chunk that the tenant also wants does not have to lose its lease.
+            # A chunk that the tenant also wants need not lose its lease.
             if counts[tenant] < share < counts[terms.tenant] and key not in wanted:
                 self._breach(
                     "a tenant gets its share",
@@ -116,7 +116,7 @@ class LeaseRecord:
                 )
 
     def reclaim(self, askers: set[str], wanted: Collection[OffloadKey]) -> None:
-        """Record the leases that the manager ended to make room for others; check its choice."""
+        """Record the leases that the manager ended to make room; check the manager's choice."""
         removed = self._removed or ()
         there = self._inside.leases()
         spared = self._unborn.difference(self._inside.primary.by_key).union(wanted)

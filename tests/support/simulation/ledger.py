@@ -28,7 +28,7 @@ from kvtier_sdk.types import OffloadKey
 from support.inline_runner import InlineRunner
 from support.simulation.breach import short
 
-#: Tolerance for two moments of the virtual clock that are meant to be equal.
+#: Tolerance when two moments of the virtual clock should be equal.
 ROUNDING_S = 1e-6
 #: Fraction of the polls that also return a second result of a job that has ended.
 _LATE_RATE = 0.02
@@ -210,7 +210,7 @@ class Ledger:
         )
 
     def _is_done(self, job: Job, index: int) -> bool:
-        """Return true if a chunk has arrived, even if the job goes on for other chunks."""
+        """Return true if a chunk has arrived, even if the job still moves other chunks."""
         result = self._results.get(job.job_id)
         return result is not None and result.verdicts[index] is Verdict.OK
 

@@ -145,7 +145,7 @@ class MixesABatchUp(BrokenTier, fails="check_what_is_stored_comes_back"):
 
 
 class GuessesLookups(BrokenTier, fails="check_lookup_tells_stored_from_absent"):
-    """Finds out whether any chunk of a batch is stored, and gives that answer for every chunk."""
+    """Checks whether any chunk of a batch is stored, and returns this result for every chunk."""
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answers = await super().lookup(keys, request)
@@ -254,7 +254,7 @@ class AssumesLengths(BrokenTier, fails="check_chunks_of_any_length"):
 
 
 class IgnoresTheGroup(BrokenTier, fails="check_groups_are_apart"):
-    """Names objects after only the chain hash, so that one group gets the bytes of another."""
+    """Names objects by the chain hash alone, so groups overwrite each other's chunks."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return super().name_of(split_offload_key(key)[0])
@@ -275,7 +275,7 @@ class TakesKeysForText(BrokenTier, fails="check_keys_of_any_bytes"):
 
 
 class IgnoresTheNamespace(BrokenTier, fails="check_namespaces_are_apart"):
-    """Names objects after only the key, so that one model gets the bytes of another."""
+    """Names objects by the key alone, so models overwrite each other's chunks."""
 
     def name_of(self, key: OffloadKey) -> ShelfName:
         return self.context.namespace.manifest["run"], key  # type: ignore[return-value]

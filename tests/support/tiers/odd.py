@@ -236,7 +236,7 @@ class Shaky(OddTier):
 
 
 class OfThisProcess(OddTier):
-    """Names memory as its medium, and lists only the namespace of its own chunks."""
+    """Reports CPU memory as its medium, and lists only its own namespace."""
 
     in_processes = True
     medium = Medium.CPU

@@ -20,8 +20,8 @@ def test_a_flow_is_that_of_a_replay(policy: str, tier_chunks: int) -> None:
     options = {"slots": 200, "chunk_bytes": CHUNK_BYTES, "policy": policy, "tiers": [tier]}
     host, memory = replay(played, TieringConfig.from_dict(options)).tiers
     flow = Traffic(played).flow(policy, 200, tier_chunks, Window())
-    # A replay differs a little: its tier stores and evicts the start of a prefix first, and its
-    # requests overlap, which changes what a policy learns from their times.
+    # A replay differs a little. Its tier stores and evicts the start of a prefix first. Requests
+    # overlap, so a policy learns other times.
     near = {"lru": 0.002, "returns": 0.004}[policy] * flow.asked
     assert flow.asked == sum(len(request.keys) for request in played)
     assert flow.pool_hits == pytest.approx(host.hit_chunks, abs=near)

@@ -50,7 +50,7 @@ class Server:
         post(self._port, "/v1/completions", body, traceparent=traceparent)
 
     def cached_chunks(self, prompt: str, hints: object = None) -> tuple[int, int, int]:
-        """Send the prompt; return its cached chunks, and its hits in the pool and in the tier."""
+        """Send the prompt; return the numbers of cached chunks, of pool hits and of tier hits."""
         self.rest()
         before = [self.count("hit_chunks", tier=tier) for tier in ("host", "file")]
         details = self.ask(prompt, hints)["usage"]["prompt_tokens_details"] or {}

@@ -50,7 +50,7 @@ except ImportError:  # vLLM 0.32
     get_global_kv_cache_groups = None
 
 LAYERS, BLOCK_TOKENS, HEADS = 2, 16, 8
-#: Values for each head and token: a key and a value, or MLA's latent.
+#: Elements per head and token: key plus value, or MLA's latent vector.
 WIDTH = {"llama": 64, "narrow values": 48, "deepseek": 96}
 _COMMON = {
     "hidden_size": 256,
@@ -206,8 +206,6 @@ class Replica:
         self.manager.on_request_finished(context)
         blocks = len(keys) * self.config.cache.blocks_per_chunk
         return [torch.stack([view[:blocks] for view in cache.values()]) for cache in self.kv]
-
-    # --- internals ----------------------------------------------------------------------------
 
     def _request(self, name: str) -> base.ReqContext:
         context = base.ReqContext(req_id=name)

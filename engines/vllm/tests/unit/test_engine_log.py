@@ -10,7 +10,7 @@ OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As a fixture, this would run before pytest adds its own handlers.
+    # Do not use a fixture, because it would run before pytest adds its handlers.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])
