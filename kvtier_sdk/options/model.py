@@ -20,7 +20,7 @@ from kvtier_sdk.options.secret_sources import (
     secret_in_file,
     secret_in_variable,
 )
-from kvtier_sdk.options.secrets import MASK, Secrets, is_secret, masked, secrets_in
+from kvtier_sdk.options.secrets import MASK, Secrets, masked, secret_among, secrets_in
 
 _SECRETS = frozenset({SecretStr, SecretBytes})
 
@@ -101,10 +101,8 @@ class StrictModel(BaseModel):
     def secret_names(cls) -> frozenset[str]:
         """Return the names of the options whose values are never shown."""
         types = cls.types_by_option()
-        return frozenset(
-            name
-            for name, its_types in types.items()
-            if is_secret(name) or not its_types.isdisjoint(_SECRETS)
+        return frozenset(secret_among(types)).union(
+            name for name, its_types in types.items() if not its_types.isdisjoint(_SECRETS)
         )
 
     @classmethod
@@ -288,7 +286,7 @@ def _complaint(
         return f"{place.where}: unknown option {option.path!r}; {suggestion}"
     if fault["type"] == "missing":
         return f"{option} is missing"
-    if loc and (loc[0] in model.secret_names() or any(map(is_secret, map(str, loc)))):
+    if loc and (loc[0] in model.secret_names() or secret_among(map(str, loc))):
         return f"{option} has a value that is not allowed; it is a secret and not shown"
     # Mask the value before shortening it, because half a secret would not be recognized.
     value = mask(repr(fault["input"])) if loc else ""

@@ -6,7 +6,6 @@ import logging
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -36,9 +35,13 @@ _IN_URL = (
 )
 
 
+def secret_among(names: Iterable[str]) -> set[str]:
+    """Select the names of secrets, such as ``auth_token`` but not ``password_file``."""
+    return {name for name in names if not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name)}
+
+
 def is_secret(name: str) -> bool:
-    """Return true for the name of a secret, such as ``auth_token`` but not ``password_file``."""
-    return not name.endswith(FILE_SUFFIX) and _SECRET_NAME.search(name) is not None
+    return bool(secret_among([name]))
 
 
 def without_password(text: str) -> str:
@@ -61,17 +64,21 @@ class Secrets:
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
         self._values = frozenset(values)
+        self._masked_from_files = -1
+        self._pattern: re.Pattern[str] | None = None
 
     def mask(self, text: str) -> str:
         """Mask these secrets, and the passwords of all URLs."""
-        pattern = _pattern_of(self._values.union(*(file.values for file in self.files)))
-        if pattern is not None:
-            text = pattern.sub(MASK, text)
+        from_files = sum([len(file.values) for file in self.files])
+        if self._masked_from_files != from_files:
+            self._pattern = _pattern_of(self._values.union(*(file.values for file in self.files)))
+            self._masked_from_files = from_files
+        if self._pattern is not None:
+            text = self._pattern.sub(MASK, text)
         return without_password(text)
 
 
-@lru_cache
-def _pattern_of(values: frozenset[str]) -> re.Pattern[str] | None:
+def _pattern_of(values: Iterable[str]) -> re.Pattern[str] | None:
     """Return a pattern for three forms of the secrets: plain, quoted by ``repr``, URL-encoded."""
     forms = {
         form

@@ -85,11 +85,7 @@ class Comparison(NamedTuple):
 
 
 def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Comparison:
-    """Compare an engine's counters with the simulated flow of its own recording.
-
-    Raises:
-        ConfigError: the engine of the admin ``socket`` has several tiers, or served other requests.
-    """
+    """Compare an engine's counters with the simulated flow of its own recording."""
     slots, counted = _read(socket, len(workload))
     host = counted.pop(PRIMARY)
     if len(counted) > 1:
