@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from support.command import kvtier
-from support.played import check_two_replays, write_trace
+from support.played import check_two_replays, unlimited_hit_rate, write_trace
 from support.played import report_of as replay
-from support.unlimited import unlimited_hit_rate
 from support.workloads import count_hits
 
 from kvtier_sdk import TieringConfig, load_policy

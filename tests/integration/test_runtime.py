@@ -175,7 +175,6 @@ DEVICE = (
 )
 
 
-@pytest.mark.parametrize("runner", ["thread", "process"])
 def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path, runner: str) -> None:
     path, file = tmp_path / "engine.sock", tmp_path / "kv.json"
     tiers = [f"file://{tmp_path}/kv?runner={runner}"]

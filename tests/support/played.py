@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtier_sdk.cli.replay import read_trace
+from kvtier_sdk.cli.replay import ReplayRequest, read_trace
 from support.command import kvtier_json
-from support.unlimited import unlimited_hit_rate
 
 SLOTS = 40
+
+
+def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
+    """Return the share of chunks in prefixes that occurred in earlier prompts."""
+    seen: set[bytes] = set()
+    hits = 0
+    for request in workload:
+        for key in request.keys:
+            if key not in seen:
+                break
+            hits += 1
+        seen.update(request.keys)
+    return hits / sum(len(request.keys) for request in workload)
 
 
 def write_trace(path: Path) -> tuple[Path, float]:

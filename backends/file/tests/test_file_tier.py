@@ -338,23 +338,15 @@ async def test_a_failed_read_is_no_miss(bench, monkeypatch):
             await bench.has(tier, KEYS[0])
 
 
-async def test_delete_continues_after_a_failure(bench, monkeypatch):
+async def test_delete_continues_after_a_failure(bench, spoil, monkeypatch):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:3])
-    with monkeypatch.context() as patch:
-        real = os.unlink
-        stuck = bench.file(KEYS[0]).name
-
-        def unlink(path, **kwargs):
-            if path == stuck:
-                raise OSError(errno.EPERM, "immutable")
-            real(path, **kwargs)
-
-        patch.setattr(os, "unlink", unlink)
-        with pytest.raises(TierAuthError, match="not writable"):
-            await tier.delete(KEYS[:2])
+    spoil("unlink", errno.EPERM, KEYS[0])
+    with pytest.raises(TierAuthError, match="not writable"):
+        await tier.delete(KEYS[:2])
     assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
     assert bench.removed == [KEYS[1]]
+    monkeypatch.undo()
     await tier.delete([*KEYS[:3], KEYS[9]])
     assert sorted(bench.removed) == sorted(KEYS[:3])
     assert await tier.usage() == Usage(0, 0, None, ANY)
