@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
+from support.copies import ByteLedger, check_no_copies
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -502,3 +503,11 @@ async def test_direct_io_falls_back_for_a_single_file(bench, monkeypatch):
     monkeypatch.setattr(os, "preadv", picky(os.preadv))
     assert await bench.put(tier, KEYS[0]) == [None]
     assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize("direct_io", ["off", "auto"])
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_no_payload_is_copied(bench, monkeypatch, operation, direct_io):
+    bench.chunk_bytes = 4 * 2**20
+    ledger = ByteLedger(monkeypatch, "preadv", "pwritev")
+    await check_no_copies(bench, await bench.open(direct_io=direct_io), ledger, operation)
