@@ -141,19 +141,6 @@ def machine_of(policy: str) -> type:
 TestARC, TestLRU, TestReturns = map(machine_of, NAMES)
 
 
-def order_after(name: str, slots: int, calls: str) -> str:
-    policy = made(name, slots)
-    letters = iter(calls)
-    for letter in letters:
-        if letter == "-":
-            policy.on_remove(next(letters).encode())
-        elif letter.isupper():
-            policy.on_access([letter.lower().encode()], REQUEST)
-        else:
-            policy.on_insert([letter.encode()], REQUEST)
-    return b"".join(policy.choose_victims(slots, lambda key: True)).decode()
-
-
 @pytest.mark.parametrize(
     ("name", "calls", "order"),
     [
@@ -168,7 +155,16 @@ def order_after(name: str, slots: int, calls: str) -> str:
     ],
 )
 def test_the_order_of_eviction(name: str, calls: str, order: str) -> None:
-    assert order_after(name, 4, calls) == order
+    policy = made(name, 4)
+    letters = iter(calls)
+    for letter in letters:
+        if letter == "-":
+            policy.on_remove(next(letters).encode())
+        elif letter.isupper():
+            policy.on_access([letter.lower().encode()], REQUEST)
+        else:
+            policy.on_insert([letter.encode()], REQUEST)
+    assert b"".join(policy.choose_victims(4, lambda key: True)).decode() == order
 
 
 def test_a_ghost_of_the_second_list_gives_it_its_share_back() -> None:
