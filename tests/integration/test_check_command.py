@@ -67,7 +67,7 @@ def kv(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_what_is_in_effect_is_shown_without_secrets(kv: str) -> None:
+def test_what_is_in_effect_is_shown_without_secrets(kv: str, tmp_path: Path) -> None:
     found = findings("--no-dry-run", kv)
     assert (found["ok"], found["mistakes"], found["tiers"]) == (True, [], [])
     effective = found["configuration"]
@@ -81,6 +81,7 @@ def test_what_is_in_effect_is_shown_without_secrets(kv: str) -> None:
         None,
     )
     assert "hunter2" not in json.dumps(found)
+    assert not (tmp_path / "kv").exists(), "nothing is touched"
 
 
 def test_the_text_is_toml_that_says_the_same(kv: str) -> None:
@@ -92,11 +93,6 @@ def test_the_text_is_toml_that_says_the_same(kv: str) -> None:
     expected = findings("--no-dry-run", kv)["configuration"]
     assert shown == _without_nothing(expected)
     assert TieringConfig.from_dict(shown).slots == 8
-
-
-def test_without_a_dry_run_nothing_is_touched(kv: str, tmp_path: Path) -> None:
-    findings("--no-dry-run", kv)
-    assert not (tmp_path / "kv").exists()
 
 
 def test_a_tier_that_works_is_told_from_one_that_does_not(kv: str, tmp_path: Path) -> None:

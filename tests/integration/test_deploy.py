@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ import kubernetes_validate
 import pytest
 import yaml
 from support.command import kvtier
-from support.kubectl import program
 
 pytestmark = pytest.mark.reader
 
@@ -24,6 +24,12 @@ BASE = ROOT / "deploy" / "kubernetes"
 KSERVE = ROOT / "deploy" / "kserve" / "llm-inference-service.yaml"
 #: The user id and the group id of the engine.
 USER = 1000
+
+
+def kubectl() -> str:
+    found = shutil.which("kubectl") or shutil.which("kubectl", path=ROOT / ".kubectl/usr/bin")
+    assert found is not None, "kubectl is missing: try 'make kubectl'"
+    return found
 
 
 def walk(value: Any) -> Iterator[dict[str, Any]]:
@@ -47,7 +53,7 @@ def image() -> str:
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, dict[str, Any]]:
     built = subprocess.run(
-        [program(), "kustomize", str(BASE)], check=True, capture_output=True, text=True
+        [kubectl(), "kustomize", str(BASE)], check=True, capture_output=True, text=True
     )
     documents = [one for one in yaml.safe_load_all(built.stdout) if one]
     return {f"{one['kind']} {one['metadata']['name']}": one for one in documents}

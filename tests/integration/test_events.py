@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.command import kvtier
 from support.live import live
 from support.redis_server import Server
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 
 from kvtier_sdk.cli.engine import ask
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_a_killed_store_and_a_drain_are_in_the_history(tmp_path: Path, runner: str) -> None:
     server, socket = Server(tmp_path / "redis").start(), tmp_path / "engine.sock"
     url = (

@@ -13,7 +13,7 @@ import pytest
 from support.command import kvtier, tier
 from support.live import CHUNK_BYTES, Live, live
 from support.redis_server import Server
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 
 from kvtier_sdk import Namespace, OffloadKey
 from kvtier_sdk.cli.engine import ask
@@ -56,9 +56,9 @@ def files(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("kv/*/*/*.kv"))
 
 
-@pytest.fixture(params=RUNNERS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"file://{tmp_path}/kv?runner={request.param}&min_free=0"
+@pytest.fixture
+def url(runner: str, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/kv?runner={runner}&min_free=0"
 
 
 def test_evicted_and_never_stored(tmp_path: Path, url: str) -> None:
@@ -130,7 +130,6 @@ def test_not_admitted(tmp_path: Path, url: str) -> None:
         assert found.reasons(new[-1]) == ["not_admitted"]
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_lost_without_a_report(tmp_path: Path, runner: str) -> None:
     server = Server(tmp_path / "redis").start()
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.command import kvtier
 from support.live import CHUNK_BYTES, live
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 
 from kvtier_sdk import ConfigError, TieringConfig, TierSpec
 from kvtier_sdk.cli.engine import ask
@@ -22,7 +22,6 @@ from kvtier_sdk.engine import check_services
 CAPACITY = 8 * CHUNK_BYTES
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_a_running_tier_follows_and_its_restart_does_not(tmp_path: Path, runner: str) -> None:
     path = tmp_path / "engine.sock"
     url = f"file://{tmp_path}/kv?runner={runner}&load_deadline=20s&lookup_deadline=20s&min_free=0"

@@ -17,18 +17,6 @@ _MACHINE = dict.fromkeys(("CPU", "memory", "kernel", "disk", "software", "other 
 _VLLM = "vllm.fs_io_C"
 
 
-def files_section(rates: dict[str, list[float]], absent: dict[str, str]) -> str:
-    series = [
-        results.Series("file", "store 2 MiB", way, "throughput", "MiB/s", values)
-        for way, values in rates.items()
-    ]
-    run = results.Result("", "2026-01-01", "abc", 1.0, _MACHINE, series, absent)
-    nothing = report.Figures({})
-    figures = dict.fromkeys(report.SECTIONS, nothing) | {"files": report.Figures({"disk": run})}
-    _, _, rest = report.page.page(figures).partition("## Chunks in files")
-    return rest.partition("\n## ")[0]
-
-
 def test_the_page_has_the_kept_figures_and_no_others() -> None:
     page = (report.DOCS / "performance.md").read_text()
     figures = report.read_figures(report.DOCS)
@@ -46,7 +34,14 @@ def test_the_readme_has_the_kept_figures_and_no_others() -> None:
 
 def test_ratios_are_taken_within_a_round() -> None:
     rates = {"kvtier": [100.0, 400.0, 300.0], _VLLM: [50.0, 400.0, 600.0]}
-    said = files_section(rates, {})
+    series = [
+        results.Series("file", "store 2 MiB", way, "throughput", "MiB/s", values)
+        for way, values in rates.items()
+    ]
+    run = results.Result("", "2026-01-01", "abc", 1.0, _MACHINE, series, {})
+    nothing = report.Figures({})
+    figures = dict.fromkeys(report.SECTIONS, nothing) | {"files": report.Figures({"disk": run})}
+    said = report.page.page(figures).partition("## Chunks in files")[2]
     # The rounds' ratios are 2, 1 and 0.5, with median 1. The ratio of the medians would be 0.75.
     assert "| 300 (200-350) |  | 400 |  |  | 1.00 (0.75-1.50) |" in said
 

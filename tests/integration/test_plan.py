@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import BROWSER, measured
 from support.command import kvtier, kvtier_json
 from support.live import Live, live
 from support.workloads import generate
@@ -28,6 +28,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 CHUNK = 1 << 20
 #: A month of 30 days, to which ``kvtier plan`` scales the trace.
 MONTH_S = 30 * 86_400
+BROWSER = shutil.which("chromium")
+#: Measures the drawings, and shows the result as the page's title.
+_SCRIPT = """<script>
+const inside = (a, b) => a.left >= b.left - 1 && a.right <= b.right + 1 && a.top >= b.top - 1;
+const found = {drawings: 0, clipped: [], height: document.body.scrollHeight};
+for (const svg of document.querySelectorAll("svg")) {
+  found.drawings += svg.getBoundingClientRect().height > 100;
+  for (const text of svg.querySelectorAll("text"))
+    if (!inside(text.getBoundingClientRect(), svg.getBoundingClientRect()))
+      found.clipped.push(text.textContent);
+}
+document.title = JSON.stringify(found);
+</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +317,21 @@ def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> No
     assert "Suggested: pool of" in done.stdout
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert kvtier("check", "--no-dry-run", tmp_path / "kv.toml").returncode == 0
+
+
+def measured(page: str, directory: Path) -> dict[str, Any]:
+    """Lay a page out in the browser; return its drawings, its clipped texts and its height."""
+    assert BROWSER is not None
+    copy = directory / "measured.html"
+    # Remove the page's content security policy, because it forbids scripts.
+    copy.write_text(re.sub(r"<meta http-equiv[^>]*>", "", page) + _SCRIPT)
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900", "--dump-dom"]
+    done = subprocess.run(
+        [BROWSER, *words, copy.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    (title,) = re.findall(r"<title>(.*?)</title>", done.stdout)
+    found: dict[str, Any] = json.loads(title)
+    return found
 
 
 @pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")

@@ -55,7 +55,6 @@ def remove_all(directory: Path) -> None:
     assert kvtier("tier", "rm", f"file://{directory}/kv", "--all", "--yes").returncode == 0
 
 
-@pytest.mark.parametrize("runner", ["thread", "process"])
 def test_a_router_hears_of_files_from_an_engine_that_never_steps(
     options: dict[str, Any], tmp_path: Path, runner: str
 ) -> None:

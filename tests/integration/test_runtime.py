@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import kvtier
 from support.live import live
+from support.server import free_port
 from typer.testing import CliRunner
 
 from kvtier_sdk import (
@@ -36,10 +36,7 @@ def test_an_engine_that_opens_its_manager_again_goes_on_serving_its_operator(
     tmp_path: Path,
 ) -> None:
     """Under vLLM the first manager is still closing when the second one opens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path, trace = tmp_path / "engine.sock", tmp_path / "trace"
+    path, trace, port = tmp_path / "engine.sock", tmp_path / "trace", free_port()
     options = {"slots": 8, "chunk_bytes": 64, "tiers": ["memory:"], "metrics_port": port}
     options |= {"admin_socket": str(path), "trace_dir": str(trace)}
     config = TieringConfig.from_dict(options)
@@ -175,7 +172,6 @@ DEVICE = (
 )
 
 
-@pytest.mark.parametrize("runner", ["thread", "process"])
 def test_rm_reaches_the_pools_of_running_engines(tmp_path: Path, runner: str) -> None:
     path, file = tmp_path / "engine.sock", tmp_path / "kv.json"
     tiers = [f"file://{tmp_path}/kv?runner={runner}"]

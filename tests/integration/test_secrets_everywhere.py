@@ -17,7 +17,7 @@ import pytest
 from support.command import kvtier
 from support.live import Live, live
 from support.redis_server import Server
-from support.runners import KEYS, RUNNERS
+from support.runners import KEYS
 from support.tier_process import tier_processes
 
 from kvtier_sdk import TierAuthError, metric_samples
@@ -84,7 +84,6 @@ def change(server: Server) -> None:
     server.ask("CLIENT", "KILL", "TYPE", "normal")
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_no_password_is_in_anything_that_can_be_seen(
     servers: dict[str, Server], urls: list[str], log: Path, tmp_path: Path, runner: str
 ) -> None:

@@ -33,7 +33,6 @@ def told(span: ReadableSpan) -> dict[str, object]:
     return {name.removeprefix("kvtier."): value for name, value in attributes.items()}
 
 
-@pytest.mark.parametrize("runner", ["thread", "process"])
 def test_each_job_is_a_span_in_the_trace_of_its_request(
     tmp_path: Path, exporter: InMemorySpanExporter, runner: str
 ) -> None:

@@ -102,11 +102,3 @@ def test_every_block_does_what_the_page_says(wheels: Path, tmp_path: Path) -> No
 def test_a_page_has_no_block_that_is_not_run() -> None:
     text = PAGE.read_text()
     assert len(blocks_of(text)) * 2 == sum(line.startswith("```") for line in text.splitlines())
-
-
-def test_what_is_not_printed_is_seen() -> None:
-    printed = "one  1\nnoise\ntwo 2.5 ms\n"
-    assert missing_lines("one 1\ntwo ... ms\n", printed) == []
-    assert missing_lines("two ... ms\none 1\n", printed) == ["one 1"]
-    assert missing_lines("three\n", printed) == ["three"]
-    assert missing_lines("on\n", printed) == ["on"]

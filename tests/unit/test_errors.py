@@ -108,17 +108,6 @@ def test_a_tier_error_passes_through_a_mapping_unchanged() -> None:
     assert caught.value is original
 
 
-def test_an_error_kept_as_a_verdict_holds_no_frames() -> None:
-    with (
-        pytest.raises(TierUnavailableError) as caught,
-        map_exceptions({OSError: TierUnavailableError}),
-    ):
-        raise OSError("gone")
-    error = caught.value.detached()
-    assert error is caught.value
-    assert (error.__cause__, error.__context__, error.__traceback__) == (None, None, None)
-
-
 def test_the_causes_of_a_verdict_hold_no_frames_either() -> None:
     kept = OSError("gone"), ValueError("odd"), TierUnavailableError("down")
     try:

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.engine import KEYS, Engine, stored_below
 from support.live import live
+from support.server import free_port
 
 from kvtier_sdk import (
     METRICS,
@@ -81,9 +82,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
 
 
 def test_the_port_is_free_again_when_the_manager_is_gone() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     for _ in range(2):
         with live(["memory:"], metrics_port=port):
             assert scrape(f"http://127.0.0.1:{port}/metrics")["kvtier_tier_open,tier=memory"] == 1

@@ -149,6 +149,24 @@ def bench(make_bench: Callable[[], Workbench]) -> Workbench:
 
 
 @pytest.fixture
+def spoil(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a call of ``os`` fail for the files of some chunks."""
+
+    def spoil(call: str, code: int, *keys: bytes) -> None:
+        real = getattr(os, call)
+        names = {bench.file(key).name for key in keys}
+
+        def failing(*args: object, **kwargs: object) -> object:
+            if names & set(args[:2]):
+                raise OSError(code, os.strerror(code))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(os, call, failing)
+
+    return spoil
+
+
+@pytest.fixture
 def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     at = tmp_path / "mounted"
     at.mkdir()

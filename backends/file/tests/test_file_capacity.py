@@ -153,21 +153,11 @@ async def test_another_namespace_may_be_removed_by_hand(bench):
     assert not other.exists()
 
 
-async def test_in_place_of_a_chunk_that_cannot_be_evicted_another_goes(bench, monkeypatch):
+async def test_in_place_of_a_chunk_that_cannot_be_evicted_another_goes(bench, spoil):
     tier = await bench.open(capacity=2 * bench.object_bytes)
     await bench.put(tier, *KEYS[:2])
-    stuck = bench.file(KEYS[0]).name
-
-    def stubborn(real):
-        def call(path, *args, **kwargs):
-            if path == stuck:
-                raise OSError(errno.EPERM, "immutable")
-            real(path, *args, **kwargs)
-
-        return call
-
-    for name in ("rename", "unlink"):
-        monkeypatch.setattr(os, name, stubborn(getattr(os, name)))
+    for call in ("rename", "unlink"):
+        spoil(call, errno.EPERM, KEYS[0])
     assert await bench.put(tier, KEYS[2]) == [None]
     assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
     assert bench.stored_bytes() == 2 * bench.object_bytes

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
+from support.copies import ByteLedger, check_no_copies
 
 from kvtier_sdk import (
     ChunkNotFoundError,
@@ -338,23 +339,15 @@ async def test_a_failed_read_is_no_miss(bench, monkeypatch):
             await bench.has(tier, KEYS[0])
 
 
-async def test_delete_continues_after_a_failure(bench, monkeypatch):
+async def test_delete_continues_after_a_failure(bench, spoil, monkeypatch):
     tier = await bench.open()
     await bench.put(tier, *KEYS[:3])
-    with monkeypatch.context() as patch:
-        real = os.unlink
-        stuck = bench.file(KEYS[0]).name
-
-        def unlink(path, **kwargs):
-            if path == stuck:
-                raise OSError(errno.EPERM, "immutable")
-            real(path, **kwargs)
-
-        patch.setattr(os, "unlink", unlink)
-        with pytest.raises(TierAuthError, match="not writable"):
-            await tier.delete(KEYS[:2])
+    spoil("unlink", errno.EPERM, KEYS[0])
+    with pytest.raises(TierAuthError, match="not writable"):
+        await tier.delete(KEYS[:2])
     assert await bench.has(tier, *KEYS[:3]) == [True, False, True]
     assert bench.removed == [KEYS[1]]
+    monkeypatch.undo()
     await tier.delete([*KEYS[:3], KEYS[9]])
     assert sorted(bench.removed) == sorted(KEYS[:3])
     assert await tier.usage() == Usage(0, 0, None, ANY)
@@ -510,3 +503,11 @@ async def test_direct_io_falls_back_for_a_single_file(bench, monkeypatch):
     monkeypatch.setattr(os, "preadv", picky(os.preadv))
     assert await bench.put(tier, KEYS[0]) == [None]
     assert await bench.loads(tier, KEYS[0])
+
+
+@pytest.mark.parametrize("direct_io", ["off", "auto"])
+@pytest.mark.parametrize("operation", ["store", "load"])
+async def test_no_payload_is_copied(bench, monkeypatch, operation, direct_io):
+    bench.chunk_bytes = 4 * 2**20
+    ledger = ByteLedger(monkeypatch, "preadv", "pwritev")
+    await check_no_copies(bench, await bench.open(direct_io=direct_io), ledger, operation)

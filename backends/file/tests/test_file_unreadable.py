@@ -9,22 +9,6 @@ from kvtier_sdk import ChunkError, Usage
 KEYS = [index.to_bytes(20, "big") for index in range(6)]
 
 
-@pytest.fixture
-def spoil(bench, monkeypatch):
-    def spoil(call, code, *keys):
-        real = getattr(os, call)
-        names = {bench.file(key).name for key in keys}
-
-        def failing(*args, **kwargs):
-            if names & set(args[:2]):
-                raise OSError(code, os.strerror(code))
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(os, call, failing)
-
-    return spoil
-
-
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EBADMSG])
 async def test_a_file_that_cannot_be_opened_fails_alone(bench, spoil, code):
     tier = await bench.open()

@@ -1,15 +1,15 @@
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncIterator
 
 import pytest
 from support.copies import ByteLedger, check_no_copies, traced_peak
+from support.peer import open_peer, settle
 from support.proxy import Proxy
 
 from kvtier_redis.connector import Connector
 from kvtier_redis.resp import Kind, Reply, call
-from kvtier_sdk import Connection, SystemClock, TierSpec, TierTimeoutError, TierUnavailableError
+from kvtier_sdk import SystemClock, TierSpec, TierTimeoutError, TierUnavailableError
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
 CHUNK_BYTES = 4 * 2**20
@@ -20,23 +20,6 @@ async def proxy(server) -> AsyncIterator[Proxy]:
     proxy = Proxy(server.port, "redis")
     yield proxy
     await proxy.close()
-
-
-@contextlib.asynccontextmanager
-async def connection_to(talk) -> AsyncIterator[Connection]:
-    left = asyncio.Event()
-
-    async def serve(reader, writer):
-        await talk(reader, writer)
-        writer.close()
-        left.set()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as peer:
-        address = peer.sockets[0].getsockname()
-        connection = await Connection.connect(address, clock=SystemClock(), timeout_s=10)
-        yield connection
-        connection.close("the end")
-        await left.wait()
 
 
 @pytest.mark.parametrize("operation", ["store", "load"])
@@ -104,19 +87,13 @@ async def test_a_connection_is_made_when_the_server_has_replied():
 
 
 async def test_a_server_that_replies_before_it_has_the_whole_request():
-    async def talk(reader, writer):
-        await reader.read(100)
-        writer.write(b"-ERR too long\r\n")
-        await asked.wait()
-        writer.transport.abort()
-
-    asked = asyncio.Event()
-    async with connection_to(talk) as connection:
+    with open_peer() as peer:
         # The sockets' buffers cannot hold the request, so the reply comes before all of it is sent.
-        reply = await call(connection, b"SET", bytes(32 * 2**20))
-        assert reply == Reply(Kind.ERROR, "ERR too long")
-        assert not connection.is_usable
-        asked.set()
+        calling = asyncio.ensure_future(call(peer.connection, b"SET", bytes(32 * 2**20)))
+        await settle()
+        await peer.send(b"-ERR too long\r\n")
+        assert await calling == Reply(Kind.ERROR, "ERR too long")
+        assert not peer.connection.is_usable
 
 
 async def test_a_batch_goes_on_with_the_connections_that_it_gets(bench, server):

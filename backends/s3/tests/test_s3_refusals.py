@@ -23,15 +23,6 @@ def says(code: str, message: str = "", **more: str) -> str:
     return f"<?xml version='1.0'?>\n<Error>{rest}</Error>"
 
 
-async def test_a_bucket_that_is_not_there(bench):
-    with pytest.raises(ConfigError) as caught:
-        await bench.open(bench.server.tier_url("elsewhere/x"))
-    assert str(caught.value) == (
-        f"bucket 'elsewhere' does not exist at {bench.server.endpoint}; create it, or check option "
-        "'bucket' (the server answered 404 NoSuchBucket: The specified bucket does not exist)"
-    )
-
-
 @pytest.mark.parametrize(
     ("option", "complaint"),
     [
@@ -44,11 +35,6 @@ async def test_wrong_credentials(bench, option, complaint):
         await bench.open(bench.url_of(**{option: "w" * 20}))
     assert not caught.value.retryable
     assert "w" * 20 not in str(caught.value)
-
-
-async def test_no_credentials(bench):
-    with pytest.raises(TierAuthError, match="no credentials: give options 'access_key_id'"):
-        await bench.open(f"s3://kv?endpoint={bench.server.endpoint}")
 
 
 async def test_credentials_that_lose_their_rights_to_objects(bench, scripted, make_reply):

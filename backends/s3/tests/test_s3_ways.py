@@ -248,17 +248,6 @@ async def test_what_is_written_says_how_it_is_encrypted(bench, scripted):
     assert not any("encryption" in name for name in head.headers)
 
 
-async def test_our_own_key_goes_with_every_request(bench, tls_server, papers):
-    # rclone accepts the headers but encrypts nothing. The test shows only that they cause no error.
-    bench.use(tls_server)
-    key = base64.b64encode(bytes(range(32))).decode()
-    tier = await bench.open(bench.url, tls_ca=papers.ca, sse_secret_key=key)
-    assert await works(bench, tier)
-    headers = tier.config.read_headers
-    assert headers == tier.config.write_headers
-    assert len(headers) == 3
-
-
 def brought(expires_in_s: float) -> str:
     until = datetime.now(UTC) + timedelta(seconds=expires_in_s)
     keys = {"AccessKeyId": "a" * 16, "SecretAccessKey": "hunter2" * 4, "SessionToken": "t"}

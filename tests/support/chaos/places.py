@@ -5,6 +5,7 @@ The fault ends when its context manager exits. By then, a killed server answers 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib.util
 import json
@@ -14,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from typing import Any
 from xxhash import xxh3_64_digest, xxh3_128_digest
 
 from kvtier_sdk import SystemClock
-from support.chaos.link import Link
+from support.proxy import Proxy
 from support.redis_server import Server
 from support.s3_server import S3Server
 from support.tier_process import tier_processes
@@ -53,6 +55,24 @@ def behind(real=time.time, flag={flag!r}):
 time.time = behind
 """
 _KVTIER = (sys.executable, "-m", "kvtier_sdk.cli")
+
+
+class Link:
+    """A network link to a server on loopback; the link can be slow, or cut its connections."""
+
+    def __init__(self, to_port: int) -> None:
+        self.proxy = Proxy(to_port, "tcp")
+        self._loop = asyncio.new_event_loop()
+        url = self._loop.run_until_complete(self.proxy.start())
+        self.port = int(url.rpartition(":")[2])
+        self._thread = threading.Thread(target=self._loop.run_forever, name="link")
+        self._thread.start()
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.proxy.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class CannotHappenError(Exception):

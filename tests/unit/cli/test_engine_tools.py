@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from support.command import kvtier
 
-from kvtier_sdk import BackendLoadError, ConfigError, registry
+from kvtier_sdk import BackendLoadError, ConfigError, TieringConfig, registry
+from kvtier_sdk.admin import AdminSocket
+from kvtier_sdk.cli.engine import purge_pools, tell_purge
 from kvtier_sdk.cli.targets import installed_engines, prompt_keys, tools_for
 
 MINE = """
@@ -81,3 +83,14 @@ def test_vllms_configuration_without_its_package_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(registry, "_entry_points", lambda group: [])
     with pytest.raises(ConfigError, match=r"^kv\.json: option 'kv_connector' .* kvtier-vllm$"):
         tools_for({"kv_connector": "OffloadingConnector"}, where="kv.json")
+
+
+def test_a_purge_names_an_engine_that_has_restarted(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    answers = iter([{"is_meant": True}, {"purge": None, "idle_s": 0.0}])
+    config = TieringConfig.from_dict({"pool_bytes": "1MiB", "admin_socket": str(path)})
+    with AdminSocket(path, lambda *_: next(answers)):
+        purged = purge_pools(config, ["0" * 64])
+    assert list(tell_purge(config, purged)) == [
+        f"{path}: the engine has restarted, with an empty pool"
+    ]

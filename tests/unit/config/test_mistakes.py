@@ -66,11 +66,6 @@ TIER_MISTAKES: list[tuple[Any, str, str]] = [
     ({"type": "kvtier"}, "backend", " is missing; it names the backend"),
     ({"type": "memry"}, "type", ": no backend 'memry'; did you mean 'memory'? installed: ..."),
     (
-        "my_tier:",
-        "url",
-        " cannot be used: tier URL 'my_tier:': a URL's scheme cannot hold '_'; write 'my-tier:'",
-    ),
-    (
         {"type": "memory", "url": "file:///x"},
         "url",
         " begins with 'file:', which is not the backend 'memory' that 'tiers[0].type' names",

@@ -11,7 +11,6 @@ from kvtier_sdk import (
     MemoryTierConfig,
     RunnerOptions,
     TierSpec,
-    UnknownBackendError,
 )
 
 
@@ -48,11 +47,6 @@ def test_options_beside_a_url_are_added_to_its_own() -> None:
     assert isinstance(spec.config, MemoryTierConfig)
     assert (spec.config.capacity_bytes, spec.config.latency_s) == (1024, 0.001)
     assert spec.runner.retries == 0
-
-
-def test_an_unknown_backend_is_an_error_of_the_registry() -> None:
-    with pytest.raises(UnknownBackendError, match="did you mean 'memory'"):
-        TierSpec.from_url("memry:")
 
 
 def test_a_backends_own_defaults_hold_unless_the_operator_sets_an_option(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from support.peer import settle
 
 from kvtier_sdk import (
     ChunkTierManager,
@@ -17,8 +18,6 @@ from kvtier_sdk import (
 )
 
 REQUEST = RequestContext("r")
-#: A task that runs longer than this counts as hung.
-PATIENCE_S = 30.0
 ContextFactory = Callable[..., TierContext]
 
 
@@ -77,11 +76,6 @@ def tier(make_context: ContextFactory) -> Recorder:
     return Recorder(TierConfig(), make_context())
 
 
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def test_an_outage_is_never_a_no(tier: Recorder) -> None:
     tier.outcomes[b"b"] = TierUnavailableError("gone")
     with pytest.raises(TierUnavailableError):
@@ -119,27 +113,6 @@ async def test_an_error_of_another_kind_ends_the_batch(tier: Recorder, operation
     with pytest.raises(KeyError, match="a bug"):
         await getattr(tier, operation)(transfers(b"a", b"b"))
     assert tier.running == set()
-
-
-async def test_a_tier_error_raised_while_cancelling_does_not_start_the_next_chunk(
-    make_context: ContextFactory,
-) -> None:
-    class LosesItsConnection(Recorder):
-        async def load_chunk(self, transfer: Transfer) -> None:
-            try:
-                await super().load_chunk(transfer)
-            finally:
-                raise TierUnavailableError("could not hang up")
-
-    tier = LosesItsConnection(TierConfig(), make_context())
-    keys = [bytes([number]) for number in range(8)]
-    tier.hold(*keys)
-    task = asyncio.create_task(tier.load(transfers(*keys)))
-    await settle()
-    task.cancel()
-    await asyncio.wait([task], timeout=PATIENCE_S)
-    assert task.cancelled()
-    assert tier.started == keys[: Recorder.fan_out]
 
 
 @pytest.mark.parametrize("capability", ["delete", "touch", "scan", "usage"])

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 
 from kvtier_sdk import Bytes, ConfigError, Flag, RunnerOptions, TierConfig, TierURL
 from kvtier_sdk.options.model import validate_options
-from kvtier_sdk.options.place import Place
+from kvtier_sdk.options.place import Place, nearest
 from kvtier_sdk.options.secrets import masked, url_without_password, without_password
 
 
@@ -228,3 +228,11 @@ def test_a_password_is_not_shown_whatever_is_in_it(user: str, password: str) -> 
     shown = url_without_password(f"redis://{user}:{password}@host/0")
     assert shown == f"redis://{user.partition(':')[0]}:***@host/0"
     assert masked("nodes", [f"redis://{user}:{password}@host/0"]) == [shown]
+
+
+def test_nearest_lists_what_is_known() -> None:
+    assert nearest("rdis", ["s3", "redis"], "installed") == (
+        "did you mean 'redis'? installed: redis, s3"
+    )
+    assert nearest("zzz", ["s3"], "installed") == "installed: s3"
+    assert nearest("zzz", [], "installed") == "installed: none"

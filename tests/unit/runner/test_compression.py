@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.filled import floats
 from support.keys import OURS, write_keys
 from support.one_job import OneJobLoop
 
@@ -81,9 +82,7 @@ async def make() -> AsyncIterator[Make]:
 
 
 def numbers(seed: int = 0) -> bytes:
-    """Return normally distributed bfloat16 numbers."""
-    floats = np.random.default_rng(seed).normal(size=CHUNK_BYTES // 2).astype(np.float32)
-    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return floats(bytes([seed]), CHUNK_BYTES)
 
 
 async def test_a_chunk_is_stored_in_fewer_bytes_and_every_engine_reads_it(make: Make) -> None:

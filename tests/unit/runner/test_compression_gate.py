@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.filled import floats
 
 from kvtier_sdk import Operation, RequestContext, TierError, Transfer
 from kvtier_sdk.codecs.planes import Planes
@@ -17,6 +18,7 @@ from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 
 CHUNK_BYTES = 65_536
+KEY = b"k" * 36
 LOAD, STORE = Operation.LOAD, Operation.STORE
 EXPAND_S = 0.001
 #: The time per byte at which compressing KV by a factor of 1.49 neither gains nor loses time.
@@ -73,7 +75,7 @@ class Bench:
         self.loop.run_until_complete(call())
 
     def is_open(self, chunk: bytes = b"") -> bool:
-        plain = memoryview(chunk or kv())
+        plain = memoryview(chunk or floats(KEY, CHUNK_BYTES))
         self.gate.trials.try_out(plain, memoryview(bytearray(CHUNK_BYTES)))
         self.gate.decide()
         return self.gate.is_open
@@ -88,18 +90,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made.loop.close()
 
 
-def kv() -> bytes:
-    """Return normally distributed bfloat16 numbers, with exponents as in a KV cache."""
-    floats = np.random.default_rng(0).normal(size=CHUNK_BYTES // 2).astype(np.float32)
-    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-
-
 def batch_of(count: float) -> list[Transfer]:
     """Return ``count`` chunks; a fraction of a chunk at the end stands for a compressed chunk."""
     payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
     starts = range(0, len(payload), CHUNK_BYTES)
     parts = [payload[start : start + CHUNK_BYTES] for start in starts]
-    return [Transfer(b"k" * 36, RequestContext("r"), memoryview(b""), part) for part in parts]
+    return [Transfer(KEY, RequestContext("r"), memoryview(b""), part) for part in parts]
 
 
 @pytest.mark.parametrize("operation", [LOAD, STORE])

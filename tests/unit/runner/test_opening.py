@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runners import Make, Rig
+from support.live import live
+from support.runners import RUNNERS, Make, Rig, misbehaving
 from support.tier_process import children
 
 from kvtier_sdk import (
@@ -177,3 +179,12 @@ def test_the_log_says_that_an_opening_goes_on(
     told = [f"held: still opening after {waited} s" for waited in ("0.05", "0.1", "0.2", "0.4")]
     # On a busy machine, some of these lines may be missing.
     assert lines == [line for line in told if line in lines] != []
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_tiers_open_side_by_side(tmp_path: Path, kind: str) -> None:
+    specs = [
+        misbehaving(kind, tmp_path / "diary", name=name, on_open="meet") for name in ("a", "b")
+    ]
+    with live(specs) as engine:
+        assert [tier.is_open for tier in engine.manager.stats[1:]] == [1, 1]

@@ -10,7 +10,6 @@ from kvtier_sdk import (
     ConfigError,
     RequestContext,
     TierError,
-    UnknownBackendError,
     load_store_policy,
 )
 
@@ -215,11 +214,6 @@ def test_of_tenant_a_tier_gets_the_chunks_of_one_tenant(make: Make) -> None:
 def test_an_argument_that_means_nothing_is_told(text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load_store_policy(text)
-
-
-def test_an_unknown_store_policy_is_told() -> None:
-    with pytest.raises(UnknownBackendError, match="did you mean 'on_evict'"):
-        load_store_policy("onevict")
 
 
 def test_contexts_of_one_id_are_one_request(make: Make) -> None:

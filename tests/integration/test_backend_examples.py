@@ -1,4 +1,4 @@
-"""The example of a third-party backend stays small, and runs from its wheel."""
+"""The examples of third-party backends stay small, and run from their wheels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.author import ROOT, environment_of, run, stranger
 pytestmark = pytest.mark.reader
 
 EXAMPLE = ROOT / "examples" / "kvtier-sqlite"
+MEMCACHED = ROOT / "examples" / "kvtier-memcached"
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +52,16 @@ def test_it_is_listed_and_can_be_tried_out(kvtier: Callable[..., str], tmp_path:
     config = tmp_path / "kv.toml"
     config.write_text(f'slots = 4\ntiers = ["sqlite:?path={tmp_path}/kv.db"]\n')
     assert "tier 'sqlite': ok (" in kvtier("kvtier_sdk.cli", "check", str(config))
+
+
+def test_the_memcached_tier_is_under_150_lines() -> None:
+    tier = MEMCACHED / "kvtier_memcached" / "__init__.py"
+    assert len(tier.read_text().splitlines()) < 150
+
+
+def test_the_memcached_tier_keeps_the_contract(wheels: Path, tmp_path: Path) -> None:
+    python = environment_of(MEMCACHED, wheels, tmp_path)
+    printed = run([python, "-P", "-m", "pytest"], tmp_path, stranger(wheels))
+    assert " passed" in printed
+    assert "failed" not in printed
+    assert "no hook" not in printed
