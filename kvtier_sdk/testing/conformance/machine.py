@@ -36,8 +36,8 @@ from kvtier_sdk.types import Capability
 T = TypeVar("T")
 
 _SAYS = "Results have the order and the length of the batch."
-#: The defaults of :func:`run_sequences`.
-SEQUENCES = SHRINK_S = 20
+SEQUENCES = 20  # how many random sequences of calls to run
+SHRINK_S = 20  # how long to search for a shorter failing sequence
 _KEYS = 4
 _BATCHES = st.lists(st.integers(0, _KEYS - 1), max_size=6)
 _CHUNKS = st.integers(0, _KEYS - 1)
