@@ -48,7 +48,7 @@ SEED ?=
 MINUTES ?= 60
 TRIES ?= 3
 
-.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite servers fuse test test-reader chaos reliability fuzz endurance search wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
+.PHONY: help setup redis-server memcached prometheus kubectl mooncake azurite browser servers fuse test test-reader chaos reliability fuzz endurance search wheels dist compiled test-wheels test-install test-image test-pythons sanitize check format demo bench bench-backends \
 	bench-interference bench-core bench-peers bench-scheduler bench-worker bench-vllm messages gpu-bundle soak docs clean setup-vllm test-vllm test-vllm-compiled test-kernel test-vllm-next demo-vllm \
 	setup-lmcache test-lmcache setup-sglang test-sglang test-engines
 
@@ -140,8 +140,14 @@ mooncake:
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libibverbs1 libnuma1 libcurl4; } \
 		|| { echo "libraries are missing and could not be installed: as root, apt-get install libibverbs1 libnuma1 libcurl4" >&2; exit 1; }
 
+# The page of a plan is opened in a browser.
+browser:
+	@command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium-headless-shell; } \
+		|| echo "chromium cannot be installed: its test is skipped" >&2
+
 # Everything that a test starts.
-servers: redis-server memcached prometheus kubectl mooncake azurite
+servers: redis-server memcached prometheus kubectl mooncake azurite browser
 
 # Azure's emulator. Its tests are skipped where there is no npm.
 azurite: .azurite/.setup

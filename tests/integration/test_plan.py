@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 CHUNK = 1 << 20
 #: A month of 30 days, to which ``kvtier plan`` scales the trace.
 MONTH_S = 30 * 86_400
-BROWSER = shutil.which("chromium")
+BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 #: Measures the drawings, and shows the result as the page's title.
 _SCRIPT = """<script>
 const inside = (a, b) => a.left >= b.left - 1 && a.right <= b.right + 1 && a.top >= b.top - 1;
@@ -334,7 +334,8 @@ def measured(page: str, directory: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+@pytest.mark.reader
+@pytest.mark.skipif(BROWSER is None, reason="make browser installs chromium")
 def test_a_browser_shows_all_of_the_page(tmp_path: Path, trace: Path) -> None:
     page, drawing = tmp_path / "plan.html", tmp_path / "bench.svg"
     plan(trace, "--report", page)
