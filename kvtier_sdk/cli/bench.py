@@ -184,8 +184,11 @@ def _measure(
                     try:
                         _move(tiers[at], _STORE, keys, store, lanes)
                         _move(tiers[at], _LOAD, keys, load, lanes)
-                    finally:
-                        _delete(tiers[at], keys)
+                    except BaseException:
+                        with suppress(TierError):
+                            _delete(tiers[at], keys)
+                        raise
+                    _delete(tiers[at], keys)
                     advance(1)
 
 

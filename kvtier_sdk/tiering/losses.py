@@ -14,8 +14,7 @@ _MOST_LOSSES = 2**15
 #: Replaces the reason of an unknown loss; the time is then the start of the record.
 NO_RECORD: Final = "no_record_since"
 
-#: A reason, and a wall-clock time.
-Loss: TypeAlias = tuple[str, float]
+Loss: TypeAlias = tuple[str, float]  # the reason and the wall-clock time
 
 
 class Losses:
