@@ -135,7 +135,6 @@ def open_tier(
     announce: Announce | None = None,
     shutdown_timeout_s: float = 10.0,
     engine: str = "the engine",
-    verify: bool = True,
 ) -> Iterator[TierClient]:
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
@@ -151,7 +150,6 @@ def open_tier(
             or removes chunks; it must not block. The first event, without keys, removes all.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
-        verify: false switches digests off; for measurements and tests only.
 
     Raises:
         ConfigError: an option is wrong, or unsuitable for the tier.
@@ -166,7 +164,7 @@ def open_tier(
             "them, or choose kvtier's own manager"
         )
     client = _make_client(
-        replace(spec, verify=verify, inventory="off" if announce is None else "hashes"),
+        replace(spec, inventory="off" if announce is None else "hashes"),
         pool,
         namespace,
         listener,

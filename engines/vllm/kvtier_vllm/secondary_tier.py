@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -313,7 +313,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._opened = ExitStack()
         self._tier = self._opened.enter_context(
             open_tier(
-                spec,
+                replace(spec, verify=self._options.verify),
                 self._slots,
                 self._identity.namespace,
                 self,
@@ -322,7 +322,6 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 announce=None if publisher is None else publisher.source(),
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
                 engine="vLLM",
-                verify=self._options.verify,
             )
         )
         self._savings = Savings(self._tier.stats, self._identity.namespace, None)
