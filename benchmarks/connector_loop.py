@@ -32,8 +32,6 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """The common interface of the measured managers."""
-
     hit: Any
     miss: Any
     manager: Any
@@ -63,7 +61,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples of each kind, and all samples as ``all``, less the clock's cost."""
+        """Return the samples of each kind and of all calls, less the clock's own cost."""
         samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()

@@ -50,12 +50,12 @@ class Panel:
 
     Attributes:
         title: the text above the part.
-        run, group, quantity: identify the series to show.
+        run, group, quantity: the keys of the series to show.
         axis: label of the axis, with the unit.
         ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
         cases: the cases to show; if empty, all measured cases.
         start: start of the axis and its bars.
-        glance: texts of the cases shown in the README and in the page's section "At a glance".
+        glance: texts for the cases in the README and in the page's section "At a glance".
     """
 
     title: str
@@ -81,7 +81,7 @@ class Section:
     """One section of the page.
 
     Attributes:
-        name: name of the section's file, and the section's value for ``--only``.
+        name: name of the section's file, and its value for ``--only``.
         title: the section's heading.
         question: text that names the measured quantity and the compared programs.
         runs: the benchmarks of the section.
@@ -140,7 +140,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the text for a case. The text for the case ``all`` is empty."""
+    """Return the text for a case, which is empty for ``all``."""
     return "" if case == "all" else case
 
 

@@ -1,4 +1,4 @@
-"""A tier, used as an engine uses a tier: through a client and a runner, with digests."""
+"""A tier behind a client and a runner, with digests, as in an engine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EngineWay(Way, TierListener):
         self._opened.close()
 
     def delete(self) -> None:
-        """Delete through the tier, because it keeps the directories for the next round."""
+        """Delete the chunks through the tier, which keeps its directories for the next round."""
         self._tier.delete(self._keys(range(self.work.keys)))
         self._tier.flush()
         while not self._tier.is_idle:

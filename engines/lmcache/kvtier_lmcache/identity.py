@@ -59,7 +59,6 @@ def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) 
 
 
 def offload_key(key: ObjectKey) -> OffloadKey:
-    """Build the key of an object from its chunk hash, rank, salt and group."""
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
     return make_offload_key(
         key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id

@@ -31,7 +31,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # closing() does not end the membership, because vLLM's region keeps the file open.
+                # Closing the lease keeps the membership, because vLLM's region has the file open.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())

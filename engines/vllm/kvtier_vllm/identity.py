@@ -72,7 +72,7 @@ class Identity:
 
 
 def slot_layout(config: OffloadingConfig, *, ours: bool) -> str:
-    """Return the slot layout of our worker if ``ours``, else of vLLM's worker."""
+    """Return the slot layout of our worker or, without ``ours``, of vLLM's worker."""
     return OUR_SLOTS if ours and not config.canonical_layout else THEIR_SLOTS
 
 

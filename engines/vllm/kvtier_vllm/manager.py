@@ -74,8 +74,8 @@ _RESULTS = {
 }
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: The steps that kvtier requests after its last work: that work may end as late as the first step,
-#: and vLLM reads the metrics in the second.
+#: The steps that kvtier requests after its last work. The work may end during the first step, and
+#: vLLM reads the metrics in the second.
 _STEPS_TO_TELL = 2
 
 
@@ -137,7 +137,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._feed = StatsFeed()
         self._step = 0
         self._usage_due_s = 0.0
-        # Number of further steps in which vLLM must still read the metrics of the last work.
+        # The further steps that vLLM needs to read the metrics of the last work.
         self._steps_to_tell = 0
         # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
         self._reset_steps = 0

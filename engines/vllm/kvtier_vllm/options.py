@@ -19,7 +19,7 @@ CLASS_TYPE = "KVTierSecondaryTier"
 # Options of a tier's entry that vLLM's own manager reads.
 _ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
 _TIERS = "secondary_tiers"
-#: The key in vLLM's configuration that holds kvtier's options. Error messages begin with the key.
+#: The key of kvtier's options in vLLM's configuration. Error messages begin with the key.
 EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 

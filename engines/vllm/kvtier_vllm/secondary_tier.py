@@ -267,7 +267,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     @property
     def under_way(self) -> int:
-        """The number of jobs and requests that this tier still holds."""
+        """The number of jobs and requests that this tier still tracks."""
         return self._tier.jobs.unreleased + len(self._finished) + len(self._requests)
 
     def shutdown(self) -> None:
@@ -357,7 +357,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return True
 
     def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
-        """Record chunks whose load failed as misses for the job's request."""
+        """Record chunks with failed loads as misses of the job's request."""
         request = self._requests.get(engine_job.req_context.req_id)
         if request is not None:
             request.answers.update(dict.fromkeys(keys, False))

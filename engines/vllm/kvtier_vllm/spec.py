@@ -209,7 +209,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """Map vLLM's shared memory in the layout that vLLM's worker uses."""
+        """Map vLLM's shared memory with the layout of vLLM's worker."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

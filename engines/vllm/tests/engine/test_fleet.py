@@ -85,7 +85,7 @@ def node(folder: Path, name: str, server: S3Server) -> Iterator[Node]:
     path.write_text(json.dumps(config))
     port = free_port()
     variables = {**CREDENTIALS, "VLLM_SERVER_DEV_MODE": "1"}
-    # Without a timeout, vLLM kills its processes at once, and the last notes are lost.
+    # Without a timeout, vLLM kills its processes before kvtier writes the last notes for routers.
     options = "--max-model-len 1536 --shutdown-timeout 30"
     with serving_model(folder, port, path, options, **variables):
         router = Router(*endpoints)
