@@ -69,8 +69,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run of a benchmark."""
-
     command: str
     date: str
     commit: str  # ends in a plus sign if the checkout had uncommitted changes

@@ -44,7 +44,6 @@ class Benchmark:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Make and yield a directory in ``--root``; remove it at the end of the block."""
         with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=self.options.root) as folder:
             yield Path(folder)
 

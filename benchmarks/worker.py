@@ -63,7 +63,6 @@ class Setting:
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
-        """Return the functions to measure, by name."""
         device_end, host_end = self.peer
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         blocks, slots = self.ids["scattered"]

@@ -45,7 +45,6 @@ def make(folder: Path, *, wheels: bool) -> None:
 
 
 def requirements() -> list[str]:
-    """Return the requirements of the packages and the tests, without ``LEFT_OUT``."""
     declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
     found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
     for package in PACKAGES:

@@ -42,12 +42,8 @@ class EngineWay(Way, TierListener):
         self._lanes = work.at_a_time
 
     async def open(self) -> None:
-        pool, namespace, notify = (
-            self.work.pool,
-            Namespace({"dtype": "bfloat16"}),
-            self._reported.set,
-        )
-        opening = open_tier(self._spec, pool, namespace, self, notify=notify)
+        pool, namespace = self.work.pool, Namespace({"dtype": "bfloat16"})
+        opening = open_tier(self._spec, pool, namespace, self, notify=self._reported.set)
         self._tier = self._opened.enter_context(opening)
 
     async def close(self) -> None:
