@@ -90,8 +90,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         self._offered.update(dict.fromkeys(keys, self._request(req_context)))
 
-    def on_request_access(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        self.touch(keys, req_context)
+    on_request_access = touch
 
     def on_request_finished(
         self,
