@@ -82,7 +82,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """A tier of any installed backend, for LMCache's multiprocess mode.
 
     Each layout of each model's objects has its own namespace and client, opened when LMCache first
-    names the layout. Transfers read and write LMCache's L1 memory directly.
+    uses the layout. Transfers read and write LMCache's L1 memory directly.
 
     LMCache reuses an object's memory as soon as the adapter reports that the object's task is done.
     So the adapter reports a load or a store only when its I/O has ended. If a backend hangs in a

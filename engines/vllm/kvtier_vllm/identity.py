@@ -113,7 +113,7 @@ def _parallelism(config: OffloadingConfig) -> object:
 
 
 def _is_attention(config: OffloadingConfig) -> bool:
-    """Return true if all layers hold keys and values, and so have the model's dtype.
+    """Return true if all layers cache keys and values, whose dtype is the model's.
 
     A state-space layer or a sparse model's indexer has another dtype, which vLLM does not report.
     """

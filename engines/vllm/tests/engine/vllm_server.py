@@ -65,7 +65,6 @@ def make_words(seed: int, count: int) -> str:
 
 
 def write_config(path: Path, **options: object) -> None:
-    """Write a KV-transfer configuration that makes vLLM use kvtier's manager."""
     extra = {"spec_name": "KVTierOffloadingSpec", "spec_module_path": "kvtier_vllm", **options}
     roles = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     path.write_text(json.dumps({**roles, "kv_connector_extra_config": extra}))
