@@ -25,7 +25,6 @@ _HEAD = "| backend | package | result | date | kvtier | Python |\n" + "| --- " *
 
 
 def page() -> str:
-    """Return the page with one row for each record."""
     before, head, after = PAGE.read_text().partition(_HEAD)
     _, _, rest = after.partition("\n\n")
     return before + head + "\n".join(map(_row, sorted(RECORDS.glob("*.json")))) + "\n\n" + rest

@@ -131,11 +131,11 @@ class Way(ABC):
         self.work = work
 
     async def open(self) -> None:
-        """Connect. The time that this takes is not measured."""
+        """Connect, outside the measured time."""
         return
 
     async def close(self) -> None:
-        """Release all resources. The time that this takes is not measured."""
+        """Release all resources, outside the measured time."""
         return
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Way(ABC):
         """Load all chunks into their slots; return seconds or ``None``, as :meth:`store` does."""
 
     async def check(self) -> None:
-        """Compare all loaded payloads. The time that this takes is not measured."""
+        """Compare all loaded payloads, outside the measured time."""
         for number, (_, payload) in enumerate(self.work.slots):
             self.work.compare(number, payload)
 
@@ -219,7 +219,7 @@ class ClientWay(Way):
 class Subject(ABC):
     """A running backend, and the programs to measure with it."""
 
-    # Total payload of all different keys; if ``None``, each chunk has its own key.
+    # Total payload of all distinct keys; if ``None``, each chunk has its own key.
     keys_bytes: ClassVar[int | None] = None
     header_bytes: ClassVar[int] = 64
     url: str  # a tier of the backend, with room for 1 GiB
