@@ -16,7 +16,6 @@ from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 _RUNS = 131_072
 _LAYERS = 32
 _POLLS = 100
-#: The delay on the stream; a submission must return before the delay ends.
 _ASLEEP_S = 2.0
 
 
@@ -35,7 +34,7 @@ def test_submission(figure: Figure) -> None:
         for operation in ("store", "load"):
             _submit(figure, worker, operation, ids, slots, operation)
             assert same(blocks, ids, host, slots), f"{operation}: bytes differ"
-            # Change the slots, so that a load that copies nothing cannot pass.
+            # Without this change, a load that copies nothing would pass.
             host[slots] += 1
         if has_device():
             with run_by_run(worker):

@@ -1,5 +1,3 @@
-"""The worker on a CUDA device."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -118,7 +116,7 @@ def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> Non
     group = layers(64, 16384)
     host = mapped(64, group.chunk_bytes)
     host[:] = 9
-    # Launch fill_ now, because its first launch loads code, and waits for the device.
+    # The first launch of ``fill_`` loads code, which waits for the device.
     group.tensors[0].tensor.fill_(1)
     with OffloadWorker([group], host) as worker:
         torch.cuda._sleep(200_000_000)

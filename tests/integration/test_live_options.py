@@ -1,5 +1,3 @@
-"""An operator changes options of a running engine through its admin socket."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""``kvtier tier`` lists and explains a store's chunks, and removes only the chosen chunks."""
-
 from __future__ import annotations
 
 import json

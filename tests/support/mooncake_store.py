@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class MooncakeStore(ServerProcess):
-    """A master and its nodes, which a test can kill; :meth:`pause` freezes the master."""
+    """A master and its nodes. :meth:`pause` freezes only the master."""
 
     def __init__(self, directory: Path, *options: str, segment_bytes: int = 256 * 2**20) -> None:
         super().__init__(directory / "log")

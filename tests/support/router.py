@@ -1,4 +1,4 @@
-"""A request router that follows an engine's events, and asks again for lost events."""
+"""A request router that follows an engine's events, and requests lost events again."""
 
 from __future__ import annotations
 

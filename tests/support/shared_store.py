@@ -120,7 +120,7 @@ class Engine:
     def scan_twice(self) -> None:
         """Run until two whole scans have followed the current scan."""
         inventory = self.runner._tier_loop._inventory
-        # Count scans, because other engines advance the clock, and so lengthen the rests.
+        # Count scans, because other engines advance the clock too, which delays these scans.
         wanted = inventory._scan_number + 3
         while inventory._scan_number < wanted:
             self.run(INTERVAL_S)
@@ -174,7 +174,7 @@ def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
 
 
 def stored_keys(*, segments: bool = False) -> set[OffloadKey]:
-    """Return the keys of the store's chunks, or of its note segments if ``segments`` is true."""
+    """Return the keys of the store's chunks, or of its segments of notes."""
     return {key for key in SharedTier.shared[0] if bool(split_offload_key(key)[1]) is segments}
 
 

@@ -66,7 +66,7 @@ def hide_llvmlite() -> None:
 
 
 class Host:
-    """An engine; each public method is a command."""
+    """An engine, whose public methods are the commands."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Host:
         del self._served[name]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish the added requests that were not aborted; return outputs like :meth:`generate`."""
+        """Finish the added requests that were not aborted; return their outputs."""
         while self._engine.has_unfinished_requests():
             self._step()
         served, self._served = self._served, {}
@@ -245,7 +245,7 @@ class Host:
         return KvHintsEnvelope(protocol_version="1", message_id="m", actions=actions)
 
     def _step_as_served(self) -> None:
-        """Sleep after a step without computation, as vLLM's server does, to release the GIL."""
+        """Release the GIL after a step without computation, as vLLM's server does."""
         core = self._engine.engine_core.engine_core
         step = core.step_fn
 

@@ -58,11 +58,11 @@ class Engine:
             now_s = time.monotonic()
             while next_s <= now_s:
                 next_s += 1 / per_second
-                # Like an engine, serve a limited number of requests at once. Further requests wait.
+                # Like an engine, serve a limited number of requests at once.
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # Wait, because a call that hangs can outlive its job, and holds the slots until it ends.
+        # A call that hangs can outlive its job, and keeps the slots pinned until it ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Measure from the end of the second step, because the manager may ask the tier only
-                # then. Measure to this step's beginning, because the manager reads its clock later.
+                # Count from the second step's end, as the manager may query the tier only then.
+                # Count until this step's beginning, because the manager reads its clock later.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

@@ -289,7 +289,7 @@ class FilePlace(Place):
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
-        # Ignore errors, because the tier can create files in the directory meanwhile.
+        # The tier can create files in the directory meanwhile.
         shutil.rmtree(self._root, ignore_errors=True)
         yield
 

@@ -1,5 +1,3 @@
-"""Helpers for several checks: blocks, workers, jobs, and comparisons of bytes."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Host memory: slots in a mapping, and pools in the three kinds of memory."""
-
 from __future__ import annotations
 
 import contextlib

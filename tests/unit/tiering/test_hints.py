@@ -24,7 +24,6 @@ def turn(
     ends: bool = False,
     **hints: Any,
 ) -> list[Receipt]:
-    """Store chunks of 16 tokens in a request with hints; return the receipts."""
     request = read_request(name, {"kvtier": hints})
     engine.manager.on_new_request(request)
     for key in keys:
@@ -45,7 +44,6 @@ def present(engine: Engine, *keys: OffloadKey) -> list[bool]:
 
 
 def flood(engine: Engine) -> None:
-    """Store twice as many chunks as fit."""
     for _ in range(2):
         engine.push_out(A)
 

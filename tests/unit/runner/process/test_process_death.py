@@ -39,7 +39,6 @@ def test_a_killed_process_is_restarted(make_rig: Make, clock: HeldBackClock) -> 
     assert not is_there(first), "slots are free, so nobody may write to them any more"
     assert not rig.client.takes_reads
     assert not rig.client.takes_stores
-    # Jobs fail at once while no process runs.
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     clock.go_on()
     rig.wait_for(4, others=2)
