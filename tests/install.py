@@ -77,7 +77,6 @@ def main() -> int:
 
 
 def check_release() -> None:
-    """Fail unless each file has a checksum and the SBOM names each package."""
     checks = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
     subprocess.run(checks, cwd=DIST, check=True)
     sums = (DIST / "SHA256SUMS").read_text()

@@ -24,7 +24,7 @@ def test_submission(figure: Figure) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = mapped(2 * _RUNS, page_bytes)
     chooser = np.random.default_rng(0)
-    # Use every second block, in random order, so that no two blocks are copied as one.
+    # Adjacent blocks would be copied as one, so use every second block in random order.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         # Warm up, because the driver's first copies may wait for the device.

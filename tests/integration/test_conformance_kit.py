@@ -120,7 +120,7 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     with pytest.raises(ConformanceError, match="a load succeeded, but"):
         run_state_machine_as_test(
             machine,
-            # One failing example is enough, so skip Hypothesis's search for a shorter example.
+            # One failing example is enough, so Hypothesis does not search for a shorter one.
             settings=settings(
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),

@@ -196,7 +196,7 @@ def test_each_expression_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
         engine.there_and_back(engine.begin("first"), *KEYS[:8])
         for panel in panels:
             for target in panel["targets"]:
-                # Nothing has failed, so remove the condition that hides zeros.
+                # Nothing has failed, and this condition hides zeros.
                 asked = target["expr"].replace("$instance", ".*").removesuffix(" > 0")
                 query = quote(re.sub(r"\$__\w+", "1m", asked))
                 seen.wait_until(

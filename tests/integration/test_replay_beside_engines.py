@@ -1,5 +1,3 @@
-"""A replay into a store that engines use does not remove the engines' chunks."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The code blocks in the authors' tutorial run, and print the output that the page shows."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Type checkers reject wrong signatures in users' code, and infer the type of each public name."""
-
 from __future__ import annotations
 
 import importlib

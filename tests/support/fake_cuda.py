@@ -1,6 +1,6 @@
 """Fakes of CUDA that enforce the rules of registrations, streams, events and captures.
 
-Device memory is host memory here, so that copies move real bytes. The work on a stream runs in
+Copies move real bytes, because device memory is host memory here. The work on a stream runs in
 order when a caller polls an event, and stops where a test holds the stream.
 """
 

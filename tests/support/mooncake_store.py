@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start a master without objects, and wait until all nodes have joined it."""
+        """Start an empty master, and wait until all nodes have joined it."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )

@@ -191,7 +191,7 @@ class MisbehavingTier(MemoryTier):
             raise SystemExit(3)
 
         task = asyncio.ensure_future(leave())
-        # Retrieve the exception, so that asyncio does not log it.
+        # asyncio logs an exception that is never retrieved.
         task.add_done_callback(lambda task: task.exception())
 
     def _stop_the_loop(self) -> None:
@@ -244,7 +244,6 @@ class MisbehavingTier(MemoryTier):
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
     def _demand_secret(self) -> None:
-        """Raise an error unless a file beside ``diary`` contains the secret."""
         self._note("asked")
         if (
             self.config.secret_key.get_secret_value()

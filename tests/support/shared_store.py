@@ -148,7 +148,6 @@ class Engine:
         self._start()
 
     def lose_tier(self) -> None:
-        """Restart only the tier's process, after its notes have been stored."""
         self.scan_twice()
         end_event_loop(self.runner._event_loop, self._clock)
         self._clock.advance(1.0)

@@ -2,7 +2,7 @@
 
 ``vllm_engine.py`` runs this program with the path of a socket and the number of threads. The
 program imports vLLM once, because the import takes longer than an engine's start, and then forks an
-engine's process for each connection. The engine core runs in the forked process, so that a test can
+engine's process for each connection. The engine core runs in the forked process, where commands can
 inspect the tiers' counters and the caches.
 """
 
@@ -318,7 +318,7 @@ def drive(connection: socket.socket) -> None:
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        # Encode a histogram as its value, because ``json`` cannot encode a histogram.
+        # ``json`` cannot encode a histogram.
         answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 

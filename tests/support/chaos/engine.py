@@ -120,7 +120,7 @@ class Engine:
             outcome.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
             outcome.revived += self.is_destroyed and self._written_s[key] < self.began_s
             outcome.compared_bytes += self._pool.chunk_bytes
-        # End the step, because an engine's device copies chunks while the model runs.
+        # An engine's device copies chunks while the model runs, so a step ends here.
         yield None
         call(manager.complete_load, found, context)
         stores = call(manager.prepare_store, rest, context)

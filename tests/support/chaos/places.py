@@ -229,7 +229,7 @@ class ServedPlace(Place):
 
 
 class RedisPlace(ServedPlace):
-    """A redis-server that logs each write before it replies, so that a kill loses no chunk."""
+    """A redis-server that logs each write before it replies. A kill loses no chunk."""
 
     _server: Server
 

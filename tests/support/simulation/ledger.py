@@ -382,7 +382,7 @@ class WatchedRunner(InlineRunner):
         if self._event_loop.is_closed():
             return
         self._let_go()
-        # Begin the jobs that were just submitted, so that their tasks exist.
+        # A job gets its task when it begins.
         self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:

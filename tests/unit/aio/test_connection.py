@@ -12,7 +12,7 @@ from support.peer import Peer, open_peer, settle
 
 from kvtier_sdk import Connection, SystemClock, TierTimeoutError, TierUnavailableError
 
-# Larger than the sockets' buffers, so that a send can stop in the middle.
+# A send of this length can stop in the middle, because it exceeds the sockets' buffers.
 LONG = bytes(32 * 2**20)
 
 

@@ -52,7 +52,6 @@ def reference(compiled, monkeypatch) -> None:
 
 
 def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
-    """Return normally distributed floats, which compress well."""
     dtype = dtype.removesuffix(" in fp8")
     floats = np.random.default_rng(seed).standard_normal(elements).astype("<f4")
     if dtype == "bfloat16":

@@ -116,7 +116,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
     assert not any(rig.loop._queues.values())
-    # End the hanging calls, so that a probe can close the breaker.
+    # A probe can close the breaker only after the hanging calls have ended.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED

@@ -230,7 +230,6 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(
 
 @pytest.fixture
 def full() -> Rig:
-    """Return a rig whose tier is full with 50 chunks, and admits only chunks seen before."""
     rig = Rig(50)
     rig.play(popular_and_passing(3000, popular=100))
     assert rig.admission.is_selective

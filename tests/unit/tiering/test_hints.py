@@ -206,7 +206,6 @@ def test_what_a_last_turn_stores_goes_to_the_tier_that_another_request_asks_for(
 
 
 def left_pool(make: Make, **hints: Any) -> Engine:
-    """Return an engine with a session's chunks in the tier but not in the pool."""
     engine = make(slots=32, manager={"hint_share": 0.5})
     turn(engine, "r", KEYS[:6], session="s", **hints)
     flood(engine)

@@ -168,7 +168,7 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # Make jobs so large that the socket and the engine's buffer cannot hold forty of them.
+    # The socket and the engine's buffer cannot hold forty jobs of this size.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
     for number in range(10**6, 10**6 + 40):
