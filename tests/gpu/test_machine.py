@@ -1,3 +1,5 @@
+"""Reports versions, the driver, the device's capabilities and the machine's limits."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""The worker on a CUDA device."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
