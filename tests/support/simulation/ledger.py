@@ -187,7 +187,7 @@ class Ledger:
                 )
 
     def may_touch(self, operation: Operation, slot: int | None, key: OffloadKey) -> bool:
-        """Return true if a job moves ``key`` in ``slot``, or in any slot if that is ``None``."""
+        """Return true if a job moves ``key`` in ``slot``. ``None`` means any slot."""
         for job in self._under_way():
             if job.operation is operation:
                 for index, (name, place) in enumerate(zip(job.keys, job.slots, strict=True)):
