@@ -1,5 +1,3 @@
-"""``kvtier conformance`` prints each rule with its result, and writes the record of the page."""
-
 from __future__ import annotations
 
 import json

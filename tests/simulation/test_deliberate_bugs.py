@@ -48,7 +48,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Return a decorator to register a bug, the rules that catch it, and the first seed to try."""
+    """Return a decorator that registers a bug, the rules that catch it, and its first seed."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, seed, make
@@ -58,7 +58,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Return a decorator that creates a bug: ``change(original, self, ...)`` replaces a method."""
+    """Return a decorator that makes a bug: ``change(original, self, ...)`` replaces a method."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)

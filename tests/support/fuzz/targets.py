@@ -1,7 +1,7 @@
-"""Fuzz targets. Each passes bytes to a reader, and fails if the reader breaks the rule.
+"""Fuzz targets. Each target passes bytes to a reader, and fails if the reader breaks this rule:
 
-The rule is the same for all readers: a reader accepts untrusted bytes as a whole, or refuses them
-with a declared error. No length in the bytes decides how much memory the reader allocates.
+A reader accepts untrusted bytes as a whole, or refuses them with a declared error. No length in the
+bytes decides how much memory the reader allocates.
 """
 
 from __future__ import annotations

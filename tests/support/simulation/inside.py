@@ -49,7 +49,6 @@ class Inside:
         return len(self._manager._hints._prefetcher.waiting)
 
     def leases(self) -> dict[OffloadKey, tuple[str, str, float]]:
-        """Return the tenant, owner and end of each chunk's lease."""
         leases = self.primary.leases
         ends_s = leases._until_s
         return {
@@ -120,7 +119,6 @@ class Inside:
 
     @staticmethod
     def quarantined(tier: ManagedTier) -> dict[int, Job]:
-        """Return the jobs whose I/O continues after their result."""
         return tier.client.jobs._quarantined
 
     @property

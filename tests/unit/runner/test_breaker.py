@@ -1,5 +1,3 @@
-"""The circuit breaker agrees with a simple model of its rules."""
-
 from __future__ import annotations
 
 import random

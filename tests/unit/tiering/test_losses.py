@@ -1,5 +1,3 @@
-"""A tier's latest losses are kept in bounded memory, each with its last reason."""
-
 from __future__ import annotations
 
 import asyncio

@@ -23,7 +23,6 @@ def int64s(values: list[int]) -> np.ndarray:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> GroupLayout:
-    """Draw a layout whose segments can be adjacent or have gaps between them."""
     blocks = draw(st.integers(1, 8))
     per_chunk = draw(st.integers(1, 4))
     lengths, addresses, strides = [], [], []
