@@ -140,7 +140,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to finish all stores and close the tier; :meth:`join` waits for this."""
+        """Begin to finish all stores and close the tier; :meth:`join` waits until this is done."""
         self._closing = True
         self._wake.set()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 
-# 2026-01-01 UTC, because times from 0 would show as dates of 1970 in failing tests.
+# Start at 2026-01-01 UTC, because failing tests would otherwise show dates in 1970.
 _WALL_START_S = 1_767_225_600.0
 
 
@@ -36,8 +36,6 @@ class VirtualClock(Clock):
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """A selector that moves the clock forward instead of waiting for a timer."""
-
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
         self._clock = clock

@@ -24,7 +24,7 @@ MIN_PART_BYTES = 512 * 1024
 #: A load waits for store parts that have begun. A part of this size takes a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
-#: The destination addresses, source addresses and lengths in bytes of some runs.
+#: The destination addresses, source addresses and lengths in bytes of several runs.
 _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
@@ -109,7 +109,7 @@ class CPUDevice(Device):
             self._run(copy, part)
 
     def _help(self, copy: _ThreadedCopy) -> None:
-        """Let the calling thread, which must wait anyway, copy the parts that have not begun."""
+        """Copy the remaining parts in the calling thread, which must wait for them anyway."""
         while True:
             with self._changed:
                 if not copy.parts:

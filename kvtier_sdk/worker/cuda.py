@@ -23,10 +23,10 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 _log = logging.getLogger("kvtier.worker")
 
 #: Approximate limit of the bytes queued on a stream. A higher limit would delay expedited loads.
-#: With a lower one, the link could become idle while a busy interpreter delays pieces for 5 ms.
+#: With a lower limit, the link would become idle if a busy interpreter delayed a piece by 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Approximate limit of the runs queued on a stream. A driver blocked the caller at 131,072 runs
-#: until the stream had moved them. Its exact threshold is unknown.
+#: Approximate limit of the runs queued on a stream. With 131,072 queued runs, a driver blocked the
+#: caller until the stream had copied them. The exact threshold is unknown.
 WINDOW_RUNS = 1024
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -103,7 +103,7 @@ class CUDADevice(Device):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls to torch and the driver to the device."""
+        """Make the device current in this thread, for torch and for the driver."""
         with torch.cuda.device(self.device), self.driver.current():
             yield
 
@@ -120,7 +120,7 @@ class CUDADevice(Device):
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed, and with it all queued copies."""
+        """Return true if the device's context has failed, which ends all queued copies."""
         try:
             torch.cuda.mem_get_info(self.device)
         except RuntimeError:

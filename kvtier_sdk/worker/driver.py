@@ -1,4 +1,4 @@
-"""Makes the CUDA calls that torch does not expose, through ctypes.
+"""CUDA calls that torch does not expose, made through ctypes.
 
 torch has no batched copy, and making a tensor for each contiguous run would take longer than the
 copy. CUDA's own calls copy between plain addresses of host or device memory.
@@ -81,9 +81,9 @@ class CUDADriver:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls to the driver to the device."""
-        # A new thread has no context until the runtime sets it, and the engine may use another one.
-        # If the context is lost, the push may fail; calls in the block then report the loss.
+        """Make the device's context current in this thread."""
+        # A new thread has no context until the runtime sets one, and the engine may use another
+        # device's. If the context is lost, the push may fail; calls in the block report the loss.
         is_pushed = not self._push(self._context)
         try:
             yield
@@ -93,7 +93,7 @@ class CUDADriver:
 
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
-        """Let this thread make calls that a graph's capture forbids, such as a query."""
+        """Allow calls in this thread that a graph's capture forbids, such as a query."""
         # Outside the block, such a call would fail while any thread captures a graph, and
         # invalidate the capture. The block must not use a stream that is being captured.
         mode = ctypes.c_int(_CAPTURE_RELAXED)

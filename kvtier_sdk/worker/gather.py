@@ -47,7 +47,7 @@ Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The copying kernel on one device. Creation fails if triton is not installed."""
+    """The kernel that copies pages on a device. Creation fails if triton is not installed."""
 
     def __init__(self, device: torch.device) -> None:
         from kvtier_sdk.worker.kernel import launch
@@ -84,7 +84,7 @@ class PageKernel:
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Compile the kernel if needed, and queue it. Any class of error may result."""
+        """Compile the kernel if needed, and queue it. May raise any class of error."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 
@@ -119,7 +119,7 @@ class _Band(NamedTuple):
 
 
 class Gatherer:
-    """A planner that cuts jobs into pieces, each small enough for a staging part."""
+    """Cuts jobs into pieces, each small enough for a staging part."""
 
     def __init__(
         self, kernel: PageKernel, layouts: Sequence[GroupLayout], priorities: Sequence[int]
@@ -143,7 +143,7 @@ class Gatherer:
         )
 
     def suits(self, plan: JobPlan) -> bool:
-        """Return true if a job has many short runs per slot, and all groups can be gathered."""
+        """Return true if the job has many short runs per slot, and its groups can be gathered."""
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
@@ -205,7 +205,8 @@ class StagedPiece:
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
         """Queue the kernel and the copies, after the staging part's previous use."""
-        # Even after a failure, the last stream must wait for all work that was queued.
+        # Let the last stream wait for the first even after a failure, because the copy counts as
+        # ended when the last stream has done its work.
         part = self._staging.next_part()
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)

@@ -25,9 +25,9 @@ class GroupLayout:
     """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
     A block consists of contiguous pieces of memory, its *segments*. Each array below has an element
-    for each segment. Unless ``KVGroup.places`` is set, a chunk holds the first segments of all its
-    blocks, then all second segments, and so on. In this order, adjacent blocks can be copied as one
-    run.
+    for each segment. Unless ``KVGroup.places`` is set, a chunk begins with the first segments of
+    all its blocks; all second segments follow, and so on. In this order, a single run can copy
+    adjacent blocks.
 
     Attributes:
         blocks: number of blocks on the device, which limits the block ids.
@@ -113,7 +113,7 @@ class CopyPlan:
         return self._parts(range(0, self.runs, runs))
 
     def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:
-        """Divide the plan into plans that begin with the runs ``firsts``."""
+        """Divide the plan into plans; ``firsts`` are the indices of their first runs."""
         return [
             CopyPlan(self.device[first:end], self.host[first:end], self.lengths_bytes[first:end])
             for first, end in pairwise([*firsts, self.runs])

@@ -74,16 +74,16 @@ class OffloadWorker:
 
     A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
     that, the worker does not access the job's blocks and slots, even if the job failed. Until then,
-    the caller must not write the blocks and slots, nor read the destinations, which hold a mixture
-    of old and new bytes. Jobs of one direction begin in the order of submission, except that
-    expedited loads overtake other loads. Jobs may end in any order, and loads overtake stores. Any
+    the caller must not write the blocks and slots, nor read the destinations, which contain a
+    mixture of old and new bytes. Jobs of one direction begin in the order of submission, but
+    expedited loads overtake other loads. Loads overtake stores. Jobs may end in any order. Any
     thread may call any method.
 
     Args:
         groups: the KV-cache groups in the order of their indices, all on one device.
         host: the slots, as bytes of shape (slots, part) such as ``HostPool.part`` returns. The
             worker keeps the memory alive. Rows may have gaps between them. A worker with read-only
-            memory can only load, like all but the first in a replicated pool.
+            memory can only load. In a replicated pool, only the first worker can store.
         device: the device that copies the bytes; the worker closes it. By default, the worker
             creates a device that fits the tensors.
 

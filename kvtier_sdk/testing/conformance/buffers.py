@@ -55,7 +55,7 @@ class LentMemory:
 
 
 class _BroughtDigests:
-    """A checker that compares each digest from the tier with the payload's digest."""
+    """Compares each digest that the tier supplies with the payload's digest."""
 
     def __init__(self, digest_bytes: int) -> None:
         self._digest_bytes = digest_bytes
@@ -125,7 +125,7 @@ class LentBuffers:
         return any(bytes(guard).strip(_GUARD[:1]) for guard in self._guards)
 
     def take_back(self) -> bool:
-        """Take the memory back; return true if no view of it is left."""
+        """Drop all views of the memory; return true if the tier keeps none."""
         self._transfer = None
         self._guards.clear()
         if self._part() is not None:

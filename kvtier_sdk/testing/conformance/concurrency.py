@@ -62,7 +62,7 @@ async def check_no_partly_written_object_is_visible(subject: TierSubject) -> Non
 
 
 async def _instances(subject: TierSubject, stack: AsyncExitStack) -> list[Probe]:
-    """Return two open instances if instances share a store, and otherwise one."""
+    """Open two instances if instances share a store, otherwise one."""
     count = 2 if subject.tier_class.medium is Medium.STORAGE else 1
     return [await stack.enter_async_context(subject.opened()) for _ in range(count)]
 
@@ -130,7 +130,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
 async def _cancelled(
     probe: Probe, operation: str
 ) -> AsyncIterator[tuple[LentBuffers, list[int], bool]]:
-    """Cancel calls; for each, yield its buffers, the versions stored before, and if it ended."""
+    """Cancel calls; yield each call's buffers, the versions stored before, and whether it ended."""
     delays = [*((turns, 0.0) for turns in _TURNS), *((1, delay_s) for delay_s in _DELAYS_S)]
     for versions, (turns, delay_s) in product(([0], []), delays):
         (key,) = probe.subject.new_keys(1)

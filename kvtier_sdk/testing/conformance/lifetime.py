@@ -26,7 +26,7 @@ _CLOSE = "Release everything in bounded time, even if open failed."
 _NOTHING = "A closed tier leaves nothing behind: no task, thread, file descriptor or buffer."
 _DESCRIPTORS = "/proc/self/fd"
 _MANY = 64
-#: The longest wait of :func:`_wait_until_gone`, in multiples of the subject's ``settle_s``.
+#: Number of polls by :func:`_wait_until_gone`, one every ``settle_s`` seconds.
 _SETTLINGS = 20
 _POLL_S = 0.002
 #: The loop counts as blocked if it does not run during this many wake-ups of the watch thread.
@@ -169,7 +169,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # Wait, because a worker thread may hold the buffers for a moment after the call has returned.
+    # Wait, because a worker thread may drop its reference to the buffers shortly after the call.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"something still refers to the buffers of {what} that has returned")

@@ -45,7 +45,7 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """A state machine that calls a tier, and records the versions that each key may hold."""
+    """A state machine that calls a tier, and records the versions that a load may return."""
 
     #: Makes the tier under test, once for each sequence of calls.
     make_subject: ClassVar[Callable[[], TierSubject]]
@@ -91,7 +91,6 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.DELETE))
     @rule(chunks=_BATCHES)
     def delete(self, chunks: Sequence[int]) -> None:
-        """Delete a batch of chunks. Later loads of these chunks must miss."""
         self._run(self._probe.delete([self._keys[chunk] for chunk in chunks]))
         for chunk in chunks:
             self._may_hold[chunk].clear()
@@ -99,7 +98,6 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch of chunks. The call must not change any chunk."""
         self._run(self._probe.touch([self._keys[chunk] for chunk in chunks]))
 
     @precondition(lambda self: self._can(Capability.SCAN))

@@ -13,7 +13,7 @@ from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
-#: A pause between one and two seconds, because some stores record times in whole seconds.
+#: A pause of more than a second, because some stores record times in whole seconds.
 _RESOLUTION_S = 1.5
 
 
@@ -220,7 +220,6 @@ async def check_maintenance_records_no_use(subject: TierSubject) -> None:
     async with subject.opened() as engine, subject.opened(maintenance=True) as probe:
         stored = await engine.put(subject.new_keys(2))
         before = {entry.key: entry.used_s for entry in await probe.scan()}
-        # Sleep, because some stores record times in whole seconds.
         await subject.clock.sleep(_RESOLUTION_S)
         await probe.lookup(stored)
         for key in stored:

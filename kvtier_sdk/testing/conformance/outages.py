@@ -16,7 +16,7 @@ from kvtier_sdk.types import Capability, OffloadKey
 _RETRYABLE = "true if the same call may soon succeed"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
-#: Larger than a socket's buffers, because only then can an outage interrupt a transfer.
+#: Larger than a socket's buffers, because an outage cannot interrupt a smaller transfer.
 _CHUNK_BYTES = 1 << 20
 _MOVERS = 4
 _PAUSE_S = 0.0002
@@ -130,7 +130,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that a lookup succeeds within the timeout, followed by a store and a load."""
+    """Require that a lookup succeeds within the timeout, and then a store and a load."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):

@@ -45,10 +45,10 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 
 
 class Probe:
-    """A caller of one tier instance. Each call has a timeout, and a malformed answer is a breach.
+    """Calls one tier instance with a timeout. A malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes each chunk's verdict. The probe retries
-    lookups, stores and loads after a retryable error. A call without verdicts raises its error.
+    lookups, stores and loads after a retryable error. Calls that return no verdicts raise errors.
 
     Args:
         subject: the tier under test.
@@ -234,8 +234,8 @@ class Probe:
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
         """Wait for ``awaitable``, a call to the tier, with the subject's timeout.
 
-        A call that does not end is a breach, and so is any error except a TierError. Only the
-        ``operation`` ``open`` may also raise a ConfigError.
+        A call that does not end is a breach, and so is any error except a TierError. ``operation``
+        is the call's name; only ``open`` may also raise a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
@@ -291,7 +291,7 @@ class Probe:
         call: Callable[[Sequence[int]], Awaitable[Any]],
         read: Callable[[Any, int], list[T]],
     ) -> list[T | TierError]:
-        """Call the tier with the positions of ``keys`` until no answer is a retryable error."""
+        """Call the tier with positions in ``keys``; repeat calls for retryable errors."""
         options = self.subject.spec.runner
         answers: dict[int, T | TierError] = {}
         for part in self._calls(keys):
@@ -347,7 +347,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Cancel a call after ``turns`` runs of the loop and ``delay_s``; return true if it ends."""
+    """Cancel a call after ``turns`` loop runs and ``delay_s``; return true if it has ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):

@@ -36,9 +36,9 @@ class CheckResult:
 
 
 def run_kit(subject: TierSubject) -> Iterator[CheckResult]:
-    """Check each rule when the iterator reaches it; call it where no event loop runs.
+    """Check one rule after another, and yield the results. Call this where no event loop runs.
 
-    ``subject`` is the tier under test. Without Hypothesis, sequences of calls are skipped.
+    ``subject`` is the tier under test. Without Hypothesis, the random sequences are skipped.
     """
     for check in CHECKS.values():
         yield _result_of(check.name, check.rule, partial(run_check, check, subject))
@@ -64,7 +64,7 @@ def _run_sequences(subject: TierSubject) -> None:
     from hypothesis.configuration import set_hypothesis_home_dir
 
     with TemporaryDirectory() as directory:
-        # Hypothesis would leave its files in the current directory.
+        # By default, Hypothesis leaves files in the current directory.
         set_hypothesis_home_dir(directory)
         try:
             run_sequences(subject)

@@ -1,4 +1,4 @@
-"""The definition of checks, their errors, and the hooks that a tier's author can provide."""
+"""Definitions of checks, of their errors, and of the hooks that enable checks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class NoRoom(Exception):  # noqa: N818
-    """A tier that may be full has refused a chunk. The check ends without a finding."""
+    """A tier that may be full has refused a chunk. The check ends, and counts as passed."""
 
 
 class Hook(Enum):
-    """The functions that an author can provide to have more rules checked."""
+    """Optional functions of a tier's author. Each enables further checks."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -145,7 +145,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # Handle any error, because a hook or the tier's constructor may raise one.
+        # Catch every class of error, because hooks and the tier's constructor are foreign code.
         raise ConformanceError(name, rule, _unexpected(error), says) from error
 
 

@@ -28,10 +28,10 @@ class TierConformance:
             def tier(self, tmp_path):
                 return f"mine:{tmp_path}"
 
-    To have more rules checked, override the hooks (:meth:`read_raw` and the methods after it). The
-    test of a rule whose hook is missing is skipped with ``no hook`` and the hook's name. A hook can
-    be a coroutine function. Hooks run on the event loop of the check, so run the server of your
-    tests in another thread or process.
+    To enable further tests, override the hooks: :meth:`read_raw` and the methods after it. A test
+    without its hook is skipped, with the reason ``no hook`` and the hook's name. A hook can be a
+    coroutine function. Hooks run on the check's event loop, so run the server of your tests in
+    another thread or process.
 
     The tests need no pytest plugin, because each test has its own event loop.
 
@@ -104,7 +104,7 @@ class TierConformance:
         raise NotImplementedError
 
     def bad_settings(self) -> Mapping[str, TierLike]:
-        """Return tiers whose ``open`` must fail, by descriptions of their bad settings."""
+        """Return tiers whose ``open`` must fail; each key describes the bad setting."""
         raise NotImplementedError
 
     def small_tier(self, object_bytes: int) -> TierLike:
@@ -116,7 +116,7 @@ class TierConformance:
         raise NotImplementedError
 
     def aging_tier(self) -> TierLike:
-        """Return a tier whose chunks expire two seconds after they were stored, used or not.
+        """Return a tier whose chunks expire two seconds after they were stored, even if used.
 
         If the tier also limits the time since the last use, set that limit to one second.
         """
