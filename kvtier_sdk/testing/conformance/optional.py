@@ -8,7 +8,7 @@ from itertools import cycle
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.probe import Probe, describe
-from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
@@ -17,67 +17,63 @@ _MORE_THAN_FIT = 100
 _RESOLUTION_S = 1.5
 
 
-@check(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
-async def check_delete_forgets(subject: TierSubject) -> None:
+@check_opened(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
+async def check_delete_forgets(subject: TierSubject, probe: Probe) -> None:
     """Delete removes the given chunks and no others, and ignores missing chunks."""
-    async with subject.opened() as probe:
-        kept = await probe.put(subject.new_keys(3))
-        if len(kept) < 3:
-            return
-        first, middle, last = kept
-        await probe.delete([first, *subject.new_keys(1), last])
-        if any(await probe.lookup([first, last])):
-            raise Breach("lookup finds a chunk that was deleted")
-        for key in (first, last):
-            found = await probe.get(key)
-            if not isinstance(found, ChunkNotFoundError):
-                raise Breach(f"loading a chunk that was deleted gave {describe(found)}")
-        await probe.expect(middle, 0)
-        if await probe.put([first], version=1):
-            await probe.expect(first, 1)
+    kept = await probe.put(subject.new_keys(3))
+    if len(kept) < 3:
+        return
+    first, middle, last = kept
+    await probe.delete([first, *subject.new_keys(1), last])
+    if any(await probe.lookup([first, last])):
+        raise Breach("lookup finds a chunk that was deleted")
+    for key in (first, last):
+        found = await probe.get(key)
+        if not isinstance(found, ChunkNotFoundError):
+            raise Breach(f"loading a chunk that was deleted gave {describe(found)}")
+    await probe.expect(middle, 0)
+    if await probe.put([first], version=1):
+        await probe.expect(first, 1)
 
 
-@check(Capability.TOUCH, says="Mark chunks as just used; ignore unknown chunks.")
-async def check_touch_changes_nothing(subject: TierSubject) -> None:
+@check_opened(Capability.TOUCH, says="Mark chunks as just used; ignore unknown chunks.")
+async def check_touch_changes_nothing(subject: TierSubject, probe: Probe) -> None:
     """Touch changes no chunk, and ignores unknown keys."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(2))
-        (absent,) = subject.new_keys(1)
-        await probe.touch([*stored, absent])
-        for key in stored:
-            await probe.expect(key, 0)
-        if await probe.lookup([absent]) != [False]:
-            raise Breach("lookup finds a chunk that was touched but never stored")
+    stored = await probe.put(subject.new_keys(2))
+    (absent,) = subject.new_keys(1)
+    await probe.touch([*stored, absent])
+    for key in stored:
+        await probe.expect(key, 0)
+    if await probe.lookup([absent]) != [False]:
+        raise Breach("lookup finds a chunk that was touched but never stored")
 
 
-@check(Capability.SCAN, says="Iterate over the stored chunks of this namespace.")
-async def check_scan_lists_what_is_stored(subject: TierSubject) -> None:
+@check_opened(Capability.SCAN, says="Iterate over the stored chunks of this namespace.")
+async def check_scan_lists_what_is_stored(subject: TierSubject, probe: Probe) -> None:
     """Scan lists every stored chunk once, with the length of its object."""
-    async with subject.opened() as probe:
-        before = {entry.key for entry in await probe.scan()}
-        lengths = dict(zip(subject.new_keys(3), cycle(probe.object_lengths()), strict=False))
-        stored = await probe.put(lengths, object_lengths=lengths.values())
-        entries = await probe.scan()
-        if strangers := {entry.key for entry in entries} - before - set(stored):
-            raise Breach(f"scan lists a chunk that was never stored: {strangers.pop().hex()}")
-        for key in stored:
-            listed = [entry.object_bytes for entry in entries if entry.key == key]
-            if listed != [lengths[key]]:
-                raise Breach(
-                    f"an object of {lengths[key]} bytes was stored; scan lists "
-                    + (f"it with {listed}" if listed else "nothing under its key")
-                )
+    before = {entry.key for entry in await probe.scan()}
+    lengths = dict(zip(subject.new_keys(3), cycle(probe.object_lengths()), strict=False))
+    stored = await probe.put(lengths, object_lengths=lengths.values())
+    entries = await probe.scan()
+    if strangers := {entry.key for entry in entries} - before - set(stored):
+        raise Breach(f"scan lists a chunk that was never stored: {strangers.pop().hex()}")
+    for key in stored:
+        listed = [entry.object_bytes for entry in entries if entry.key == key]
+        if listed != [lengths[key]]:
+            raise Breach(
+                f"an object of {lengths[key]} bytes was stored; scan lists "
+                + (f"it with {listed}" if listed else "nothing under its key")
+            )
 
 
-@check(Capability.USAGE, says="Return how full the tier is.")
-async def check_usage_counts_what_is_stored(subject: TierSubject) -> None:
+@check_opened(Capability.USAGE, says="Return how full the tier is.")
+async def check_usage_counts_what_is_stored(subject: TierSubject, probe: Probe) -> None:
     """Usage counts at least the chunks that were stored, by this instance or another."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(4))
-        await _check_usage(probe, len(stored), "")
-        if subject.tier_class.medium is Medium.STORAGE:
-            async with subject.opened() as other:
-                await _check_usage(other, len(stored), " of a second instance")
+    stored = await probe.put(subject.new_keys(4))
+    await _check_usage(probe, len(stored), "")
+    if subject.tier_class.medium is Medium.STORAGE:
+        async with subject.opened() as other:
+            await _check_usage(other, len(stored), " of a second instance")
 
 
 async def _check_usage(probe: Probe, stored: int, whose: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.testing.conformance.probe import Probe, describe
-from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey
 
@@ -23,25 +23,26 @@ _PAUSE_S = 0.0002
 _LOOKS = 200
 
 
-@check(Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup.")
-async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
+@check_opened(
+    Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup."
+)
+async def check_an_outage_is_no_miss(subject: TierSubject, probe: Probe) -> None:
     """While the store is unreachable, every call that needs it fails with TierUnavailableError."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(1))
-        (absent,) = subject.new_keys(1)
-        await subject.call(Hook.BREAK_CONNECTION)
-        try:
-            for key in (absent, *stored):
-                _check_answer(_UNREACHABLE, "lookup", await _answer(_lookup(probe, key)))
-                _check_answer(_UNREACHABLE, "load", await _answer(_load(probe, key)))
-            _check_answer(_UNREACHABLE, "store", await _answer(_store(probe, absent)))
-            if stored and Capability.DELETE in subject.tier_class.capabilities:
-                _check_error("delete", await _answer(probe.delete(stored)))
-            if Capability.SCAN in subject.tier_class.capabilities:
-                _check_error("scan", await _answer(probe.scan()))
-        finally:
-            if subject.has(Hook.RESTORE_CONNECTION):
-                await subject.call(Hook.RESTORE_CONNECTION)
+    stored = await probe.put(subject.new_keys(1))
+    (absent,) = subject.new_keys(1)
+    await subject.call(Hook.BREAK_CONNECTION)
+    try:
+        for key in (absent, *stored):
+            _check_answer(_UNREACHABLE, "lookup", await _answer(_lookup(probe, key)))
+            _check_answer(_UNREACHABLE, "load", await _answer(_load(probe, key)))
+        _check_answer(_UNREACHABLE, "store", await _answer(_store(probe, absent)))
+        if stored and Capability.DELETE in subject.tier_class.capabilities:
+            _check_error("delete", await _answer(probe.delete(stored)))
+        if Capability.SCAN in subject.tier_class.capabilities:
+            _check_error("scan", await _answer(probe.scan()))
+    finally:
+        if subject.has(Hook.RESTORE_CONNECTION):
+            await subject.call(Hook.RESTORE_CONNECTION)
 
 
 @check(
@@ -65,28 +66,26 @@ async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
         await _check_recovery(probe, "outage")
 
 
-@check(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
-async def check_a_hang_is_no_miss(subject: TierSubject) -> None:
+@check_opened(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
+async def check_a_hang_is_no_miss(subject: TierSubject, probe: Probe) -> None:
     """While the store hangs, calls wait, or fail with TierTimeoutError or TierUnavailableError."""
-    async with subject.opened() as probe:
-        keys = await probe.put(subject.new_keys(2))
-        if not keys:
-            return
-        for operation, answer in (await _answers_of_a_hung_store(probe, keys)).items():
-            if not isinstance(answer, TierTimeoutError):
-                _check_answer(_HANGS, operation, answer)
+    keys = await probe.put(subject.new_keys(2))
+    if not keys:
+        return
+    for operation, answer in (await _answers_of_a_hung_store(probe, keys)).items():
+        if not isinstance(answer, TierTimeoutError):
+            _check_answer(_HANGS, operation, answer)
 
 
-@check(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
-async def check_a_tier_comes_back_after_a_hang(subject: TierSubject) -> None:
+@check_opened(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
+async def check_a_tier_comes_back_after_a_hang(subject: TierSubject, probe: Probe) -> None:
     """After a hang the tier works again, without being reopened."""
-    async with subject.opened() as probe:
-        keys = await probe.put(subject.new_keys(2))
-        if not keys:
-            return
-        await _answers_of_a_hung_store(probe, keys)
-        await _check_recovery(probe, "hang")
-        await probe.expect(keys[0], 0)
+    keys = await probe.put(subject.new_keys(2))
+    if not keys:
+        return
+    await _answers_of_a_hung_store(probe, keys)
+    await _check_recovery(probe, "hang")
+    await probe.expect(keys[0], 0)
 
 
 async def _lookup(probe: Probe, key: OffloadKey) -> bool:

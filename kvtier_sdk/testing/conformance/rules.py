@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +18,7 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.types import Capability, Medium
 
 if TYPE_CHECKING:
+    from kvtier_sdk.testing.conformance.probe import Probe
     from kvtier_sdk.testing.conformance.subject import TierSubject
 
 
@@ -69,6 +71,7 @@ class Hook(Enum):
 Need: TypeAlias = Capability | Hook | Medium
 
 CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
+_OpenedCheck: TypeAlias = Callable[["TierSubject", "Probe"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,21 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
                 await body(subject)
 
         _checks[name] = Check(name, rule, says, needs, run)
+        return run
+
+    return decorate
+
+
+def check_opened(*needs: Need, says: str) -> Callable[[_OpenedCheck], CheckFunction]:
+    """Register a check that gets an open instance, and need not open one."""
+
+    def decorate(body: _OpenedCheck) -> CheckFunction:
+        @check(*needs, says=says)
+        @wraps(body)
+        async def run(subject: TierSubject) -> None:
+            async with subject.opened() as probe:
+                await body(subject, probe)
+
         return run
 
     return decorate
