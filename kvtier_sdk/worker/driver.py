@@ -23,19 +23,6 @@ _CAPTURE_RELAXED = 2
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
-class _Attributes(ctypes.Structure):
-    """The struct ``CUmemcpyAttributes``. Type 0 leaves a location unspecified."""
-
-    _fields_ = (
-        ("order", ctypes.c_int),
-        ("source_type", ctypes.c_int),
-        ("source_id", ctypes.c_int),
-        ("destination_type", ctypes.c_int),
-        ("destination_id", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-    )
-
-
 class CUDADriver:
     """CUDA's driver, which acts on the thread's current device. Batches need CUDA 12.8."""
 
@@ -110,7 +97,8 @@ class CUDADriver:
         if self._batch is None:
             self.copy_each(into, out_of, lengths_bytes, order, stream)
             return
-        attributes = _Attributes(order=order)
+        # The struct ``CUmemcpyAttributes``: the order, then zeros, which specify no locations.
+        attributes = (ctypes.c_int * 6)(order)
         first_run = ctypes.c_size_t(0)
         refused = [ctypes.byref(ctypes.c_size_t(0))] if self._says_which else []
         status = self._batch(

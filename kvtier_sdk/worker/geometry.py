@@ -160,9 +160,12 @@ class DeviceBlocks:
 
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
     if isinstance(memory, np.ndarray):
-        array = memory
+        array = whole = memory
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        allocation = whole.ctypes.data
     elif memory.device.type == "cpu":
-        array = memory.detach().numpy()
+        array, allocation = memory.detach().numpy(), memory.untyped_storage().data_ptr()
     else:
         raise ConfigError(f"the host memory must be on the CPU, not on {memory.device}")
     if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:
@@ -178,17 +181,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"{array.strides} for rows of {part_bytes} bytes"
         )
     # Mappings begin at page boundaries. An allocator's memory usually begins inside a page.
-    has_own_pages = _allocation(memory) % mmap.PAGESIZE == 0
+    has_own_pages = allocation % mmap.PAGESIZE == 0
     return HostLayout(
         slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable, has_own_pages
     )
-
-
-def _allocation(memory: torch.Tensor | NDArray[np.uint8]) -> int:
-    """Return the address of the allocation behind a tensor or an array."""
-    if isinstance(memory, torch.Tensor):
-        return memory.untyped_storage().data_ptr()
-    whole = memory
-    while isinstance(whole.base, np.ndarray):
-        whole = whole.base
-    return whole.ctypes.data

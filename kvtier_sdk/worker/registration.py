@@ -35,10 +35,8 @@ class _Piece:
 
     begin: int
     end: int
-    #: True if this module registered the piece, false if the memory's owner did.
-    is_ours: bool
-    #: The device's address of a byte minus the host's address of this byte.
-    shift_bytes: int
+    is_ours: bool  # true if this module registered the piece, false if the memory's owner did
+    shift_bytes: int  # the device's address of a byte minus the host's address of this byte
     holders: int = 0
 
 
