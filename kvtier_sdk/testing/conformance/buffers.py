@@ -26,8 +26,7 @@ class LentMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
-        # Maps the start of each reserved range of pages to its end.
-        self._used: dict[int, int] = {}
+        self._used: dict[int, int] = {}  # the end of each reserved range of pages, by its start
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return a view of reserved pages, which stay reserved until the last view is freed."""
@@ -52,20 +51,6 @@ class LentMemory:
                 break
             start = end
         return start
-
-
-class _BroughtDigests:
-    """Compares each digest that the tier supplies with the payload's digest."""
-
-    def __init__(self, digest_bytes: int) -> None:
-        self._digest_bytes = digest_bytes
-        self.is_wrong: bool = False
-
-    def compare(
-        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
-    ) -> None:
-        if digest is not None and digest != xxh3_128_digest(payload[: self._digest_bytes]):
-            self.is_wrong = True
 
 
 class LentBuffers:
@@ -94,16 +79,22 @@ class LentBuffers:
         view = part.data[:size]
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
         self._guards = [view[:header_at], view[header_end:payload_at], view[payload_end:]]
-        self.digests: _BroughtDigests = _BroughtDigests(digest_bytes)
+        self.wrong_digests = wrong_digests = list[bytes]()
+
+        # Do not refer to self here, because a cycle would keep the memory reserved.
+        def compare(_: OffloadKey, __: memoryview, data: memoryview, digest: bytes | None) -> None:
+            if digest is not None and digest != xxh3_128_digest(data[:digest_bytes]):
+                wrong_digests.append(digest)
+
         self._transfer: Transfer | None = Transfer(
             key,
             request,
             view[header_at:header_end],
             view[payload_at:payload_end],
             replace=replace,
-            unsealed=self.digests.compare,
+            unsealed=compare,
         )
-        self._transfer.unverified = self.digests.compare
+        self._transfer.unverified = compare
 
     @property
     def transfer(self) -> Transfer:

@@ -16,7 +16,6 @@ from kvtier_sdk.testing.conformance.rules import (
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey, make_offload_key
 
-_FOUND = "None if later calls of load find the chunk."
 _ODD_LENGTHS = (1, 63, 4095, 4097, 100_003)
 _APART = "a chunk is found only under its own key in its own namespace."
 #: The number of chunks to store at a time. It is small, because a tier may lack room for more.
@@ -25,7 +24,7 @@ _LENGTH = "Results have the order and the length of the batch."
 _BIG_BATCH = 1024
 
 
-@check_opened(says=_FOUND)
+@check_opened(says="None if later calls of load find the chunk.")
 async def check_what_is_stored_comes_back(subject: TierSubject, probe: Probe) -> None:
     """A chunk whose store succeeded loads again, byte for byte."""
     for key in await probe.put(subject.new_keys(4)):
@@ -65,7 +64,7 @@ async def check_a_brought_digest_is_right(subject: TierSubject, probe: Probe) ->
             if whole:
                 await subject.call(Hook.WRITE_RAW, key, whole[:-1] + bytes([whole[-1] ^ 1]))
         await probe.load([loaded])
-        if stored.digests.is_wrong or loaded.digests.is_wrong:
+        if stored.wrong_digests or loaded.wrong_digests:
             raise Breach("the tier brought a digest that is not the payload's")
 
 
@@ -318,10 +317,8 @@ async def check_results_have_the_order_of_the_batch(subject: TierSubject, probe:
 @check_opened(says="a returned TierError means that this one chunk failed.")
 async def check_one_failure_fails_alone(subject: TierSubject, probe: Probe) -> None:
     """A chunk that cannot be loaded does not affect the other chunks of its batch."""
-    kept = await probe.put(subject.new_keys(2))
-    if len(kept) < 2:
-        return
-    lent = [probe.empty(key) for key in (kept[0], *subject.new_keys(1), kept[1])]
+    first, third = await probe.put_all(2)
+    lent = [probe.empty(key) for key in (first, *subject.new_keys(1), third)]
     verdicts = await probe.load(lent)
     for at in (0, 2):
         if verdicts[at] is not None:

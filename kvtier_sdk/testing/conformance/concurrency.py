@@ -36,8 +36,7 @@ async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -
             outcomes = await asyncio.gather(
                 *(probe.store([probe.full(key, version)]) for version, probe in enumerate(writers))
             )
-            succeeded = [verdict is None for (verdict,) in outcomes]
-            if any(succeeded):
+            if any(verdict is None for (verdict,) in outcomes):
                 for probe in probes:
                     await probe.expect(key, *range(_WRITERS))
 

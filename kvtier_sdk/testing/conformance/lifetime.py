@@ -22,7 +22,6 @@ from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_open
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium
 
-_CLOSE = "Release everything in bounded time, even if open failed."
 _NOTHING = "A closed tier leaves nothing behind: no task, thread, file descriptor or buffer."
 _DESCRIPTORS = "/proc/self/fd"
 _MANY = 64
@@ -34,7 +33,7 @@ _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 
 
-@check_opened(says=_CLOSE)
+@check_opened(says="Release everything in bounded time, even if open failed.")
 async def check_close_ends(subject: TierSubject, probe: Probe) -> None:
     """Close ends soon, whether or not the tier was used."""
     await _use(probe)
@@ -262,10 +261,7 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 @asynccontextmanager
 async def _watched_loop(subject: TierSubject) -> AsyncIterator[list[str]]:
-    """Watch the loop from a thread; yield a list for the place where the loop is blocked.
-
-    A busy machine delays the thread too, so a loop that is only slow does not count as blocked.
-    """
+    """Watch the loop from a thread; yield a list for the place where the loop is blocked."""
     interval_s = subject.blocking_s / _WAKES
     loop_thread = threading.get_ident()
     blocked_at: list[str] = []
@@ -279,6 +275,7 @@ async def _watched_loop(subject: TierSubject) -> AsyncIterator[list[str]]:
             await subject.clock.sleep(interval_s / 4)
 
     def watch() -> None:
+        # A busy machine delays this thread too, so a merely slow loop does not count as blocked.
         seen, wakes = -1, 0
         while not blocked_at and not over.wait(interval_s):
             wakes = wakes + 1 if turns == seen else 0

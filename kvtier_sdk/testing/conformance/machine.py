@@ -1,7 +1,4 @@
-"""A state machine that compares a tier with a dictionary over random sequences of calls.
-
-A load may miss, but must never return a wrong byte. Hypothesis shortens failing sequences.
-"""
+"""A state machine that compares a tier with a dictionary over random sequences of calls."""
 
 from __future__ import annotations
 
@@ -47,16 +44,14 @@ _TURNS = st.integers(0, 12)
 class TierMachine(RuleBasedStateMachine):
     """A state machine that calls a tier, and records the versions that a load may return."""
 
-    #: Makes the tier under test, once for each sequence of calls.
-    make_subject: ClassVar[Callable[[], TierSubject]]
+    make_subject: ClassVar[Callable[[], TierSubject]]  # called once for each sequence of calls
 
     def __init__(self) -> None:
         super().__init__()
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # For each key, the versions that a load may return: all stored since the last delete.
-        self._may_hold: list[set[int]] = [set() for _ in self._keys]
+        self._may_hold: list[set[int]] = [set() for _ in self._keys]  # versions since a delete
         self._versions = 0
         self._run(self._open())
 

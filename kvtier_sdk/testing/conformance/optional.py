@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from itertools import cycle
 
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError
-from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.probe import Probe, describe
 from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
@@ -20,10 +19,7 @@ _RESOLUTION_S = 1.5
 @check_opened(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
 async def check_delete_forgets(subject: TierSubject, probe: Probe) -> None:
     """Delete removes the given chunks and no others, and ignores missing chunks."""
-    kept = await probe.put(subject.new_keys(3))
-    if len(kept) < 3:
-        return
-    first, middle, last = kept
+    first, middle, last = await probe.put_all(3)
     await probe.delete([first, *subject.new_keys(1), last])
     if any(await probe.lookup([first, last])):
         raise Breach("lookup finds a chunk that was deleted")
@@ -170,13 +166,12 @@ async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = Fals
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
     """Every namespace with a chunk is listed once, with the facts of its manifest."""
-    theirs = Namespace({**subject.namespace.facts, "dtype": "another"})
     stored = []
-    for namespace in (subject.namespace, theirs):
+    for namespace in (subject.namespace, subject.new_namespace()):
         async with subject.opened(namespace=namespace) as probe:
             if await probe.put(subject.new_keys(1)):
                 stored.append(namespace)
-    async with subject.opened(namespace=_unused(subject), maintenance=True) as probe:
+    async with subject.opened(namespace=subject.new_namespace(), maintenance=True) as probe:
         found = await probe.namespaces()
     for namespace in stored:
         listed = [one for one in found if one.fingerprint == namespace.fingerprint]
@@ -192,7 +187,7 @@ async def check_namespaces_are_listed(subject: TierSubject) -> None:
 @check(Capability.NAMESPACES, Medium.STORAGE, says="``open`` makes no namespace and evicts nothing")
 async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
     """A tier that is opened for maintenance leaves no trace of a namespace without chunks."""
-    unused = _unused(subject)
+    unused = subject.new_namespace()
     async with subject.opened() as probe:
         await probe.put(subject.new_keys(1))
     async with subject.opened(namespace=unused, maintenance=True) as probe:
@@ -227,7 +222,3 @@ async def check_maintenance_records_no_use(subject: TierSubject) -> None:
         used_s, then_s = after[key], before.get(key)
         if used_s is not None and then_s is not None and used_s >= then_s + _RESOLUTION_S:
             raise Breach("a chunk that was read for maintenance counts as used just now")
-
-
-def _unused(subject: TierSubject) -> Namespace:
-    return Namespace({**subject.namespace.facts, "dtype": "of no engine"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
@@ -53,25 +54,22 @@ async def check_an_outage_is_no_miss(subject: TierSubject, probe: Probe) -> None
 async def check_an_outage_in_mid_transfer_damages_nothing(subject: TierSubject) -> None:
     """An outage during a transfer never makes a load return wrong bytes."""
     async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
-        for mover in await _moved_through_an_outage(probe):
-            if mover.breach is not None:
-                raise mover.breach
+        for breach in await _breaches_in_an_outage(probe):
+            raise breach
 
 
 @check(Hook.BREAK_CONNECTION, Hook.RESTORE_CONNECTION, says=_RETRYABLE)
 async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
     """After an outage the tier works again, without being reopened."""
     async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
-        await _moved_through_an_outage(probe)
+        await _breaches_in_an_outage(probe)
         await _check_recovery(probe, "outage")
 
 
 @check_opened(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
 async def check_a_hang_is_no_miss(subject: TierSubject, probe: Probe) -> None:
     """While the store hangs, calls wait, or fail with TierTimeoutError or TierUnavailableError."""
-    keys = await probe.put(subject.new_keys(2))
-    if not keys:
-        return
+    keys = await probe.put_all(2)
     for operation, answer in (await _answers_of_a_hung_store(probe, keys)).items():
         if not isinstance(answer, TierTimeoutError):
             _check_answer(_HANGS, operation, answer)
@@ -80,9 +78,7 @@ async def check_a_hang_is_no_miss(subject: TierSubject, probe: Probe) -> None:
 @check_opened(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
 async def check_a_tier_comes_back_after_a_hang(subject: TierSubject, probe: Probe) -> None:
     """After a hang the tier works again, without being reopened."""
-    keys = await probe.put(subject.new_keys(2))
-    if not keys:
-        return
+    keys = await probe.put_all(2)
     await _answers_of_a_hung_store(probe, keys)
     await _check_recovery(probe, "hang")
     await probe.expect(keys[0], 0)
@@ -108,7 +104,6 @@ async def _store(probe: Probe, key: OffloadKey) -> TierError | None:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Return the call's result, or the TierError that it raised."""
     try:
         return await call
     except TierError as error:
@@ -155,7 +150,7 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
             "load": _load(probe, keys[0]),
             "store": _store(probe, absent),
         }
-        if keys[1:] and Capability.DELETE in probe.tier.capabilities:
+        if Capability.DELETE in probe.tier.capabilities:
             calls["delete"] = probe.delete(keys[1:])
         for operation, call in calls.items():
             tasks[operation] = probe.start(_answer(call), f"{operation} of a store that hangs")
@@ -172,8 +167,8 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
     return answers
 
 
-async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
-    """Store and load chunks before, during and after an outage; return the movers."""
+async def _breaches_in_an_outage(probe: Probe) -> list[Breach]:
+    """Store and load chunks before, during and after an outage; return the breaches."""
     subject = probe.subject
     movers = [_Mover(probe, key) for key in subject.new_keys(_MOVERS)]
     tasks: list[asyncio.Task[None]] = []
@@ -194,7 +189,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
         for mover in movers:
             mover.goes_on = False
         await wait_out(tasks)
-    return movers
+    return [breach for mover in movers for breach in mover.breaches]
 
 
 class _Mover:
@@ -204,38 +199,33 @@ class _Mover:
         self.calls = 0
         self.doing = ""
         self.goes_on = True
-        self.breach: Breach | None = None
+        self.breaches: list[Breach] = []
         self._probe = probe
-        self._key = key
         self._content = probe.content(key)
         self._empty = bytes(len(self._content))
         self._lent = probe.empty(key)
 
     async def move(self) -> None:
-        while self.goes_on:
-            await self._attempt("store", self._store())
-            await self._attempt("load", self._load())
-
-    async def _store(self) -> None:
-        self._lent.fill(self._content)
-        await self._probe.store([self._lent])
-
-    async def _load(self) -> None:
-        self._lent.fill(self._empty)
-        verdicts = await self._probe.load([self._lent])
-        if verdicts == [None] and self._lent.content != self._content:
-            self._probe.check_content(self._key, self._lent.content, [0])
-
-    async def _attempt(self, operation: str, call: Awaitable[None]) -> None:
-        self.doing = operation
-        try:
-            await call
-        except Breach as breach:
-            self.breach = breach
-        self.doing = ""
-        self.calls += 1
-        # Pause, because a tier that answers immediately would otherwise block the other movers.
-        await self._probe.subject.clock.sleep(_PAUSE_S)
+        probe, lent = self._probe, self._lent
+        for operation in cycle(("store", "load")):
+            if not self.goes_on:
+                return
+            self.doing = operation
+            try:
+                if operation == "store":
+                    lent.fill(self._content)
+                    await probe.store([lent])
+                else:
+                    lent.fill(self._empty)
+                    verdicts = await probe.load([lent])
+                    if verdicts == [None] and lent.content != self._content:
+                        probe.check_content(lent.key, lent.content, [0])
+            except Breach as breach:
+                self.breaches.append(breach)
+            self.doing = ""
+            self.calls += 1
+            # Pause, because a tier that answers immediately would otherwise block the other movers.
+            await probe.subject.clock.sleep(_PAUSE_S)
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -40,19 +40,17 @@ def run_kit(subject: TierSubject) -> Iterator[CheckResult]:
 
     ``subject`` is the tier under test. Without Hypothesis, the random sequences are skipped.
     """
-    for check in CHECKS.values():
-        yield _result_of(check.name, check.rule, partial(run_check, check, subject))
-    yield _result_of("tier_state_machine", ANY_SEQUENCE, partial(_run_sequences, subject))
-
-
-def _result_of(name: str, rule: str, run: Callable[[], None]) -> CheckResult:
-    try:
-        run()
-    except CheckSkipped as reason:
-        return CheckResult(name, rule, "skipped", str(reason))
-    except ConformanceError as error:
-        return CheckResult(name, rule, "failed", str(error).removeprefix(rule).strip())
-    return CheckResult(name, rule, "passed")
+    runs = [(one.name, one.rule, partial(run_check, one, subject)) for one in CHECKS.values()]
+    runs.append(("tier_state_machine", ANY_SEQUENCE, partial(_run_sequences, subject)))
+    for name, rule, run in runs:
+        try:
+            run()
+        except CheckSkipped as reason:
+            yield CheckResult(name, rule, "skipped", str(reason))
+        except ConformanceError as error:
+            yield CheckResult(name, rule, "failed", str(error).removeprefix(rule).strip())
+        else:
+            yield CheckResult(name, rule, "passed")
 
 
 def _run_sequences(subject: TierSubject) -> None:

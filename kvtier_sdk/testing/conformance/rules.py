@@ -67,6 +67,8 @@ class Hook(Enum):
     AGING_TIER = "aging_tier"
 
 
+_KIT = Path(__file__).parents[1]
+
 #: A requirement of a check. The kit skips the check if the requirement is not met.
 Need: TypeAlias = Capability | Hook | Medium
 
@@ -114,8 +116,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
         rule = (body.__doc__ or "").partition("\n")[0]
 
         async def run(subject: TierSubject) -> None:
-            for reason in _missing(subject, needs):
-                raise CheckSkipped(reason)
+            _require(subject, needs)
             with judged(name, rule, says):
                 await body(subject)
 
@@ -164,25 +165,21 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
         # Catch every class of error, because hooks and the tier's constructor are foreign code.
-        raise ConformanceError(name, rule, _unexpected(error), says) from error
+        # Name the innermost line outside the kit, because the kit's lines say nothing about it.
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
+        where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+        what = f"the check was ended by {type(error).__name__}: {error}{where}"
+        raise ConformanceError(name, rule, what, says) from error
 
 
-def _unexpected(error: Exception) -> str:
-    """Describe an exception, and name the innermost line outside the kit in its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
-    where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
-    return f"the check was ended by {type(error).__name__}: {error}{where}"
-
-
-_KIT = Path(__file__).parents[1]
-
-
-def _missing(subject: TierSubject, needs: tuple[Need, ...]) -> Iterator[str]:
+def _require(subject: TierSubject, needs: tuple[Need, ...]) -> None:
     for need in needs:
         if isinstance(need, Capability) and need not in subject.tier_class.capabilities:
-            yield f"capability {need.name} is not declared"
-        elif isinstance(need, Medium) and need is not subject.tier_class.medium:
-            yield f"medium {subject.tier_class.medium.name} is declared, not {need.name}"
-        elif isinstance(need, Hook) and not subject.has(need):
-            yield f"no hook: {need.value}"
+            raise CheckSkipped(f"capability {need.name} is not declared")
+        if isinstance(need, Medium) and need is not subject.tier_class.medium:
+            raise CheckSkipped(
+                f"medium {subject.tier_class.medium.name} is declared, not {need.name}"
+            )
+        if isinstance(need, Hook) and not subject.has(need):
+            raise CheckSkipped(f"no hook: {need.value}")

@@ -14,7 +14,6 @@ from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, Ho
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.types import OffloadKey
 
-#: The names of the attributes that the test class and the subject share.
 _SETTINGS = ("chunk_bytes", "keeps_chunks", "timeout_s", "blocking_s", "settle_s", "hang_s")
 
 
