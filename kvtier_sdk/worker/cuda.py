@@ -213,7 +213,7 @@ class _StreamCopy(Copy):
     _after: torch.Event
     all_queued: threading.Event = field(default_factory=threading.Event)
     _began: torch.cuda.Event | None = None
-    _ended: _Mark = field(init=False)  # the latest mark; set before ``all_queued`` is
+    _ended: _Mark = field(init=False)  # the latest piece's mark, set before ``all_queued``
     _error: str | None = None
 
     def __post_init__(self) -> None:

@@ -116,7 +116,7 @@ class CopyPlan:
         return self._cut(run, addresses - self.host[run])
 
     def _cut(self, run: Int64s, skipped: Int64s) -> CopyPlan:
-        """Cut each of the runs ``run`` after ``skipped`` bytes, unless the run ends there."""
+        """Cut the runs with the indices ``run`` after ``skipped`` bytes, where these are inside."""
         inside = (skipped > 0) & (skipped < self.lengths_bytes[run])
         if not inside.any():
             return self

@@ -99,7 +99,6 @@ class Check:
 ANY_SEQUENCE = (
     "After any sequence of calls, a load returns what was stored under its key, or misses."
 )
-#: The reason for skipping a check after ``write_raw`` has declined every object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -127,7 +126,7 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
 
 
 def check_opened(*needs: Need, says: str) -> Callable[[_OpenedCheck], CheckFunction]:
-    """Register a check that gets an open instance, and need not open one."""
+    """Register a check of an instance that the kit opens and closes."""
 
     def decorate(body: _OpenedCheck) -> CheckFunction:
         @check(*needs, says=says)
@@ -165,7 +164,7 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
         # Catch every class of error, because hooks and the tier's constructor are foreign code.
-        # Name the innermost line outside the kit, because the kit's lines say nothing about it.
+        # Name the innermost line outside the kit, because the fault is not in the kit.
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
         where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
