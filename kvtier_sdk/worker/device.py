@@ -24,7 +24,7 @@ class Copy(ABC):
 
     @abstractmethod
     def outcome(self) -> tuple[str | None, float]:
-        """Return a finished copy's error or ``None``, and its seconds without the time in a queue."""
+        """Return a finished copy's error or ``None``, and the seconds for which it ran."""
 
 
 class Device(ABC):
