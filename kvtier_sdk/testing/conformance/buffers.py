@@ -11,6 +11,7 @@ import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
 from kvtier_sdk.chunk_header import round_up
+from kvtier_sdk.contract import TierContext
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
@@ -61,18 +62,17 @@ class LentBuffers:
         memory: LentMemory,
         key: OffloadKey,
         request: RequestContext,
+        context: TierContext,
         *,
-        header_bytes: int,
-        payload_bytes: int,
-        digest_bytes: int = 0,
+        object_bytes: int,
         shift_bytes: int = 0,
         replace: bool = False,
     ) -> None:
         self.key = key
         header_at = _GUARD_BYTES + shift_bytes
-        header_end = header_at + header_bytes
+        header_end = header_at + context.header_bytes
         payload_at = round_up(header_end + _GUARD_BYTES, mmap.PAGESIZE) + shift_bytes
-        payload_end = payload_at + payload_bytes
+        payload_end = payload_at + object_bytes - context.header_bytes
         size = payload_end + _GUARD_BYTES
         part = memory._cut(size)
         self._part = weakref.ref(part)
@@ -83,7 +83,7 @@ class LentBuffers:
 
         # Do not refer to self here, because a cycle would keep the memory reserved.
         def compare(_: OffloadKey, __: memoryview, data: memoryview, digest: bytes | None) -> None:
-            if digest is not None and digest != xxh3_128_digest(data[:digest_bytes]):
+            if digest is not None and digest != xxh3_128_digest(data[: context.digest_bytes]):
                 wrong_digests.append(digest)
 
         self._transfer: Transfer | None = Transfer(

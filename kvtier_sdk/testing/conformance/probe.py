@@ -138,14 +138,12 @@ class Probe:
         length ``object_bytes``, by default full length. ``replace`` is for a store that must
         replace the chunk.
         """
-        context = self.tier.context
         return LentBuffers(
             self.subject.memory,
             key,
             REQUEST,
-            header_bytes=context.header_bytes,
-            payload_bytes=(object_bytes or self.object_bytes) - context.header_bytes,
-            digest_bytes=context.digest_bytes,
+            self.tier.context,
+            object_bytes=object_bytes or self.object_bytes,
             shift_bytes=shift_bytes,
             replace=replace,
         )
