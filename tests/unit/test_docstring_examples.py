@@ -56,7 +56,7 @@ def test_a_block_of_code_runs(name: str, tmp_path: Path) -> None:
     path.write_bytes(b"content")
     subject = TierSubject("memory:")
     context = subject.context()
-    lent = LentBuffers(subject.memory, key, REQUEST, header_bytes=64, payload_bytes=4096)
+    lent = LentBuffers(subject.memory, key, REQUEST, context, object_bytes=context.object_bytes)
 
     async def contains_chunk(key: bytes) -> bool:
         return True
