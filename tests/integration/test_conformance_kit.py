@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.tiers import broken
 from support.tiers.broken import BROKEN_TIERS, BrokenTier
-from support.tiers.odd import ODD_TIERS, OddTier
+from support.tiers.odd import ODD_TIERS, LandsLate, OddTier
 from support.tiers.shelf import ShelfTier, shelf_subject
 
 from kvtier_sdk import BackendLoadError, Medium, OffloadKey, SystemClock, Transfer
@@ -29,6 +29,7 @@ from kvtier_sdk.testing import (
     tier_state_machine,
 )
 from kvtier_sdk.testing.conformance import chunks, outages
+from kvtier_sdk.testing.conformance.machine import run_sequences
 from kvtier_sdk.testing.conformance.rules import run_check
 
 #: Checks that need real time. All others run on virtual time, where a hung call times out at once.
@@ -125,6 +126,10 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),
         )
+
+
+def test_the_state_machine_allows_a_cancelled_store_to_land_after_a_deletion() -> None:
+    run_sequences(shelf_subject(LandsLate, clock=VirtualClock()), sequences=200)
 
 
 def sequences_until_failure(shrink_s: int) -> int:

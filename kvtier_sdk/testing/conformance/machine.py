@@ -53,6 +53,7 @@ class TierMachine(RuleBasedStateMachine):
         self._keys = self._subject.new_keys(_KEYS)
         self._may_hold: list[set[int]] = [set() for _ in self._keys]  # versions since a delete
         self._versions = 0
+        self._cancelled: set[int] = set()  # versions whose store may still end after a deletion
         self._run(self._open())
 
     @rule(chunks=_BATCHES)
@@ -88,7 +89,7 @@ class TierMachine(RuleBasedStateMachine):
     def delete(self, chunks: Sequence[int]) -> None:
         self._run(self._probe.delete([self._keys[chunk] for chunk in chunks]))
         for chunk in chunks:
-            self._may_hold[chunk].clear()
+            self._may_hold[chunk] &= self._cancelled
 
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
@@ -143,7 +144,9 @@ class TierMachine(RuleBasedStateMachine):
 
     async def _cancel(self, operation: str, chunk: int, turns: int) -> None:
         if operation == "store":
-            lent = self._full(chunk, self._new_version(chunk))
+            version = self._new_version(chunk)
+            self._cancelled.add(version)
+            lent = self._full(chunk, version)
         else:
             lent = self._probe.empty(self._keys[chunk])
         if not await start_and_cancel(self._probe, operation, lent, turns):
