@@ -11,7 +11,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """A root's chunks, counted and ordered for eviction. Only ``in`` is thread-safe."""
+    """The counted chunks of a root, ordered for eviction. Only ``in`` is thread-safe."""
 
     def __init__(self, capacity_bytes: int | None) -> None:
         self.capacity_bytes = capacity_bytes  # ``None`` for no limit
@@ -134,7 +134,7 @@ class Budget:
         pinned: Collection[ChunkId],
         last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
-        """Return all namespaces' unpinned chunks whose last use was before ``before_ns``."""
+        """Return the unpinned chunks of all namespaces that were last used before ``before_ns``."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []

@@ -17,9 +17,9 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Error numbers for a foreign file that has the name of one of the tier's directories or chunks.
+#: Error numbers for a foreign file in the place of a directory or a chunk.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-#: Error numbers for a name under which the tier has no chunk.
+#: Error numbers for an absent chunk.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -81,7 +81,6 @@ class Maintenance(ChunkStore):
 
     @contextmanager
     def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:
-        """Open the namespace's directory and yield it; yield ``None`` if it is missing."""
         with self._translating(ability), self._call(), ExitStack() as opened:
             directory = None
             with suppress(FileNotFoundError):

@@ -129,7 +129,7 @@ class NamespaceDirectory:
         return outcomes, memoryview(lengths).cast("q"), compiled.split(digests, len(batch))
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Create a chunk's shard, and write the chunk to a temporary file; return its name."""
+        """Create a chunk's shard, and write a temporary file with the chunk; return its name."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 
@@ -227,7 +227,6 @@ class NamespaceDirectory:
         return chunks
 
     def read_manifest(self) -> bytes | None:
-        """Return the manifest's text; ``None`` if it is missing or cannot be read."""
         try:
             flags = os.O_RDONLY | os.O_NONBLOCK
             with ClosingFd(open_file(_MANIFEST, flags, self._fd)) as fd:

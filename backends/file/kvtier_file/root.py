@@ -115,7 +115,7 @@ class Root:
     def headroom_bytes(self) -> int | None:
         """Return how many more bytes ``min_free`` lets the tier write; ``None`` for no limit."""
         # Until a written file has its final name, its bytes count twice: as used space and as a
-        # reservation. So evictions may free up to the reserved bytes more than needed.
+        # reservation. So evictions may free more than needed, by up to the reserved bytes.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()

@@ -7,7 +7,7 @@ Layout below the root::
     .shared/leases/<lease>   a file for each process, locked while the process lives
 
 A lease is a file that its process keeps locked (``flock``). The lease's name marks the process's
-temporary files and reservations. The operating system releases the lock however the process ends.
+temporary files and reservations. The lock is released when the process ends, even if it is killed.
 Unlike a process id, a lease can be checked from another container, and its name is never reused.
 """
 
@@ -44,7 +44,6 @@ class Leases:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def release(self, name: str) -> None:
-        """Close this process's lease, if it has one, and remove its file."""
         if self._fd is not None:
             with suppress(OSError):  # closing releases the lock even if the file remains
                 self.remove(name)
@@ -114,7 +113,7 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if a file was removed, so that other processes use a new file."""
+        """Return true if a file was removed. Other processes then use a new file."""
         header_fd, ledger_fd, _ = self._fds
         # The directory of leases needs no check, because it can be removed only after its lease.
         return (
@@ -124,7 +123,6 @@ class SharedFiles:
         )
 
     def close(self) -> None:
-        """Close the files, and thereby release the lease's lock."""
         self.leases.close()
         self._close_fds()
 

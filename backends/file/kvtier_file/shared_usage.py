@@ -19,7 +19,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """The count of a root's chunks and reservations, kept jointly by all processes of the root.
+    """The count of a root's chunks and reservations, shared by all processes of the root.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
@@ -96,7 +96,6 @@ class SharedUsage:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that all processes have reserved."""
         return self._header.reserved_bytes
 
     def mark_dirty(self) -> None:
@@ -111,7 +110,7 @@ class SharedUsage:
         self._record((fingerprint, key, size_bytes, used_ns))
 
     def discard(self, chunk_id: ChunkId, reason: int = DELETED) -> None:
-        """Stop counting a chunk that is gone, for one of the ledger's reasons."""
+        """Stop counting a removed chunk, and record one of the ledger's reasons."""
         self._record((*chunk_id, reason, 0))
 
     def recount(self) -> None:

@@ -41,7 +41,7 @@ Verdicts = dict[OffloadKey, TierError]
 # at most the capacity divided by this number.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
-# Refused writes at intervals shorter than this count as one event, with one line in the log.
+# A refused write is not logged if the last refused write was less than this ago.
 _REFUSALS_S = 600.0
 
 
@@ -203,7 +203,6 @@ class ChunkStore:
                         directory.touch(key, used_ns)
 
     def list_shard(self, shard: str) -> list[Entry]:
-        """Return the loadable chunks of one shard of this namespace."""
         with self._directory("readable") as directory:
             return [
                 entry_of(stored)
@@ -271,7 +270,7 @@ class ChunkStore:
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Take the times after the reservation, because only then is every earlier use known.
+            # Take the times after the reservation, because all earlier uses are known only then.
             chunks = {
                 key: StoredChunk(self._id(key), missing[key].object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
@@ -317,12 +316,12 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # This headroom makes the call evict as many bytes as the new chunk has.
+                # With this headroom, the call evicts as many bytes as the new chunk has.
                 self._make_room(0, self._usage.reserved_bytes - transfer.object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log a refused write, once per event. The caller must hold the shared lock."""
+        """Log a refused write, unless one is recent. The caller must hold the shared lock."""
         now_s = self._wall_s()
         if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
             self._logger.warning(
@@ -437,7 +436,7 @@ class ChunkStore:
             try:
                 self._root.remove(chunk_id, into)
             except OSError:
-                # Mark the chunk as used, so that the next store tries others first.
+                # Mark the chunk as used, so that the next store evicts other chunks first.
                 usage.budget.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id, reason)
@@ -525,7 +524,7 @@ class ChunkStore:
 
 
 class _Verdict:
-    """A context that records a block's error as a verdict, twice as fast as ``@contextmanager``."""
+    """Records a block's error as a verdict. A class is twice as fast as ``@contextmanager``."""
 
     __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
 

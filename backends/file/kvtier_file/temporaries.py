@@ -179,7 +179,7 @@ class Temporaries:
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare and cut it to ``size_bytes``; remove spares that cannot be overwritten."""
+        """Open and truncate a spare; remove spares that cannot be overwritten."""
         opener = open_direct if direct else open_file
         while self._spares:
             name = self._spares.pop()

@@ -1,4 +1,4 @@
-"""This process's copy of a root's usage, brought up to date through the ledger."""
+"""This process's copy of a root's usage, updated from the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
 # Compact a ledger once it has this length and has grown by this factor since its last compaction.
-# Compactions must be rare, because after each, every process reads the whole ledger under the lock.
+# Compactions must be rare, because every process then reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 

@@ -1,4 +1,4 @@
-"""Sends requests to the servers that hold the requested chunks, and follows redirects."""
+"""Sends requests to the servers of the requested chunks, and follows redirects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Hop:
 
 
 class Dispatcher:
-    """A sender of batches of requests, with up to ``connections`` connections to each server.
+    """Sends batches of requests, over up to ``connections`` connections to each server.
 
     A batch uses one connection per ``share`` requests. After ``turn`` requests on a connection, it
     lets another batch use the connection.
@@ -59,7 +59,7 @@ class Dispatcher:
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # Search for the servers, because the caller may have given up on a hanging one.
+            # Search for the servers, because the caller may have given up on a hanging server.
             self._route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]

@@ -158,7 +158,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
-    """Receive the reply to a request for a value. The value lands in the request's buffers."""
+    """Receive a reply, and store its value in the buffers of the request."""
     # If the line with the value's length is as long as guessed, one system call receives the line
     # and the value in place. Any other reply overwrites the buffers, as a failed load may.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))

@@ -52,7 +52,7 @@ class Route(ABC):
 
     @abstractmethod
     def _servers(self) -> Sequence[Any]:
-        """Return redis-py's clients for the last known servers that hold chunks."""
+        """Return redis-py's clients for the last known servers with chunks."""
 
     async def open(self) -> None:
         with translated():
@@ -139,7 +139,7 @@ class _Moving(Route):
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # Pause, because every batch asks for a search while a server is down.
+            # Pause, because every batch requests a search while a server is down.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -225,7 +225,7 @@ class _Sentinels(Sentinel):
                 failures.append((f"{asked['host']}:{asked['port']}", error))
                 continue
             if is_master:
-                # Move this Sentinel to the front, so that the next search asks it first.
+                # Move this Sentinel to the front, so that the next search begins with it.
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
                 self.master = state["ip"], state["port"]
@@ -278,7 +278,7 @@ class Cluster(_Moving):
             await self._map.initialize()
 
     async def open(self) -> None:
-        # Ask any live node for the map, because the client's own initialize() also asks dead nodes.
+        # Request the map from any live node. The client's initialize() also contacts dead nodes.
         await self._find()
 
     async def _close_client(self) -> None:
@@ -293,7 +293,7 @@ def open_route(config: RedisTierConfig, clock: Clock) -> Route:
 
 
 class _Credentials(CredentialProvider):
-    """A source of the password for each new connection, because the password may change."""
+    """Reads the password for each new connection, because the password may change."""
 
     def __init__(self, username: str | None, password: SecretStr) -> None:
         self._username = username

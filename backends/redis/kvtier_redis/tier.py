@@ -1,4 +1,4 @@
-"""The Redis tier. Only requests that do not name a chunk, such as ``SCAN``, go through redis-py."""
+"""The Redis tier. It uses redis-py only for requests without a chunk's name, such as ``SCAN``."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that restores a lost manifest, if the manifest's server gets a chunk."""
-        # The batch must not wait for another server, which holds none of its chunks.
+        """Return a request that restores a lost manifest, if a chunk is stored on its server."""
+        # The batch must not wait for a server that stores none of its chunks.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -286,7 +286,7 @@ class RedisTier(SecondaryTierManager):
         idle_s: Sequence[int | TierError | None] = [None] * len(keys)
         if self.context.maintenance:
             idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME", or_absent=True)
-        # If STRLEN would count as a use, ask for the key's memory usage instead.
+        # If STRLEN would count as a use, request the key's memory usage instead.
         words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
         lengths = await self._numbers(keys, *words, or_absent=True)
         now_s = self.context.clock.wall_s()

@@ -30,7 +30,7 @@ from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # S3's limit on the number of objects in one delete request.
 _DELETE_BATCH = 1000
-# The minimum read timeout for listings and deletions, which take a server longer than loads do.
+# The minimum read timeout for listings and deletions, which are slower than loads.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -75,7 +75,7 @@ class StoredObject(NamedTuple):
 class Bucket:
     """A bucket, accessed through aiobotocore's client.
 
-    Requests for credentials go to other hosts, and only they use the environment's proxies.
+    Only requests for credentials, which go to other hosts, use the environment's proxies.
     """
 
     #: Set by :meth:`open`.

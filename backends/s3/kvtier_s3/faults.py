@@ -240,7 +240,7 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
 
 
 class Faults:
-    """A translator of errors, which adds advice about the tier's options."""
+    """Translates errors, and adds advice about the tier's options."""
 
     def __init__(self, bucket: str, server: str, region: str) -> None:
         self._bucket = bucket
@@ -248,7 +248,7 @@ class Faults:
         self._region = region
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        # Remove what services behind S3 add to a code, as in "KMS.ThrottlingException".
+        # Remove the additions of services behind S3, as in "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:

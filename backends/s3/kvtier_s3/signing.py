@@ -1,7 +1,7 @@
 """Signs requests about chunks with AWS Signature Version 4.
 
-botocore's signer handles every kind of request, but takes longer than all other work on a request.
-A test compares the signatures of both signers.
+botocore's signer takes longer than all other work on a request. A test compares the signatures of
+both signers.
 """
 
 from __future__ import annotations
