@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 from botocore.utils import get_environ_proxies
@@ -25,7 +26,6 @@ from kvtier_s3.config import (
 )
 from kvtier_s3.credentials import CurrentCredentials
 from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
-from kvtier_s3.signing import Credentials
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # S3's limit on the number of objects in one delete request.
@@ -42,12 +42,16 @@ T = TypeVar("T")
 class Place:
     """The address of a bucket. In a URL, an object's name follows ``path``."""
 
-    is_tls: bool
+    scheme: str
     host: str
     port: int
     authority: str
     path: str
     region: str
+
+    @property
+    def server(self) -> str:
+        return f"{self.scheme}://{self.authority}"
 
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
@@ -55,7 +59,7 @@ class Place:
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
-            parts.scheme == "https",
+            parts.scheme,
             parts.hostname or "",
             parts.port or _PORTS[parts.scheme],
             parts.netloc,
@@ -121,10 +125,9 @@ class Bucket:
         self.place = Place.of(url, "x")
         if "@" in self.place.authority:
             raise ConfigError(f"option 'endpoint': {NAMES_A_USER}")
-        if config.sse_secret_key is not None and not self.place.is_tls:
+        if config.sse_secret_key is not None and self.place.scheme != "https":
             raise ConfigError(NEEDS_TLS)
-        scheme = "https" if self.place.is_tls else "http"
-        self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
+        self.faults = Faults(config.bucket, self.place.server, self.place.region)
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -132,18 +135,18 @@ class Bucket:
     @property
     def unused_proxy(self) -> str | None:
         """The name of the proxy variable that the tier ignores; ``None`` if no variable is set."""
-        scheme = "https" if self.place.is_tls else "http"
-        proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
-        return f"{scheme.upper()}_PROXY" if scheme in proxies else None
+        scheme = self.place.scheme
+        has_proxy = scheme in get_environ_proxies(self.place.server)
+        return f"{scheme.upper()}_PROXY" if has_proxy else None
 
-    async def credentials(self) -> Credentials:
+    async def credentials(self) -> ReadOnlyCredentials:
         """Return the current credentials; renew temporary credentials that expire soon."""
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         for name in ("access_key", "secret_key", "token"):
             if not fits_in_header(getattr(found, name) or ""):
                 raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
-        return Credentials(found.access_key, found.secret_key, found.token)
+        return found
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         """Return the error for a refusal; mark the credentials as suspect after a TierAuthError."""
