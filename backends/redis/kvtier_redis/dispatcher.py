@@ -67,7 +67,12 @@ class Dispatcher:
             self._route.suspect()
 
     async def _run(self, exchanges: Sequence[Exchange]) -> None:
-        hops = self._first_hops(exchanges)
+        hops = []
+        for exchange in exchanges:
+            try:
+                hops.append(_Hop(exchange, self._route.server_of(exchange.name)))
+            except TierError as error:
+                exchange.outcome = error.detached()
         for _ in range(_MOST_HOPS):
             await self._send(hops)
             hops = self._next_hops(hops)
@@ -81,15 +86,6 @@ class Dispatcher:
     def close(self) -> None:
         for pool in self._pools.values():
             pool.close()
-
-    def _first_hops(self, exchanges: Sequence[Exchange]) -> list[_Hop]:
-        hops = []
-        for exchange in exchanges:
-            try:
-                hops.append(_Hop(exchange, self._route.server_of(exchange.name)))
-            except TierError as error:
-                exchange.outcome = error.detached()
-        return hops
 
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
         """Return the requests that a server redirected; turn other error replies into errors."""

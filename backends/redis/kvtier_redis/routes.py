@@ -59,9 +59,6 @@ class Route(ABC):
             await self._client.ping()
 
     async def close(self) -> None:
-        await self._close_client()
-
-    async def _close_client(self) -> None:
         await self._client.aclose()
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
@@ -281,7 +278,8 @@ class Cluster(_Moving):
         # Request the map from any live node. The client's initialize() also contacts dead nodes.
         await self._find()
 
-    async def _close_client(self) -> None:
+    async def close(self) -> None:
+        await super().close()
         await self._map.aclose()
         await self._map.aclose("startup_nodes")
 
