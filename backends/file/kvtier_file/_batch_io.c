@@ -15,6 +15,7 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -168,10 +169,8 @@ static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
 /* Write a digest in its canonical form, which is big-endian. */
 static void write_digest(struct hash hash, unsigned char *digest)
 {
-    for (int at = 0; at < 8; at++) {
-        digest[at] = (unsigned char)(hash.high >> (56 - 8 * at));
-        digest[8 + at] = (unsigned char)(hash.low >> (56 - 8 * at));
-    }
+    uint64_t words[2] = {htobe64(hash.high), htobe64(hash.low)};
+    memcpy(digest, words, DIGEST_BYTES);
 }
 
 /* Read bytes of the payload. The read at 0 includes the header. */

@@ -78,7 +78,8 @@ class ChunkId(NamedTuple):
 class StoredChunk(NamedTuple):
     """A chunk on disk. Another process may have used the chunk since ``used_ns``."""
 
-    chunk_id: ChunkId
+    fingerprint: str
+    key: OffloadKey
     size_bytes: int
     used_ns: int
 

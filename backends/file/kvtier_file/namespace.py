@@ -26,10 +26,10 @@ from functools import lru_cache
 from itertools import compress
 
 from kvtier_file import compiled
-from kvtier_file.chunks import ChunkId, Lifetime, StoredChunk, next_use_ns
+from kvtier_file.chunks import Lifetime, StoredChunk, next_use_ns
 from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.errors import ABSENT, FOREIGN
-from kvtier_file.file_io import open_direct, read_buffers
+from kvtier_file.file_io import read_buffers
 from kvtier_file.temporaries import Temporaries, TemporaryNames
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, StoredNamespace, Transfer
 
@@ -63,9 +63,6 @@ class NamespaceDirectory:
         # Shards that this call found or made. If another process removes one, `place` recreates it.
         self._shards: set[str] = set()
         self.temporaries = Temporaries(fd, names, directories)
-
-    def close(self) -> None:
-        self.temporaries.close()
 
     def find(self, key: OffloadKey) -> StoredChunk | None:
         """Return a key's chunk, or ``None`` if its file is missing or is not a regular file."""
@@ -257,18 +254,16 @@ class NamespaceDirectory:
 
     def _open(self, name: str, shard_fd: int) -> int:
         """Open a chunk's file. ``O_NOATIME`` preserves the access time, which records the store."""
-        opener = open_direct if self._direct else open_file
         # Without O_NONBLOCK, opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
         with suppress(PermissionError):  # O_NOATIME is refused for another user's file
-            return opener(name, flags | os.O_NOATIME, shard_fd)
-        return opener(name, flags, shard_fd)
+            return open_file(name, flags | os.O_NOATIME, shard_fd, direct=self._direct)
+        return open_file(name, flags, shard_fd, direct=self._direct)
 
     def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
         if not stat.S_ISREG(status.st_mode):
             return None
-        chunk_id = ChunkId(self.fingerprint, key)
-        return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
+        return StoredChunk(self.fingerprint, key, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)

@@ -85,7 +85,7 @@ class Root:
                 self._lengths,
                 direct=self._direct,
             )
-            with closing(directory):
+            with closing(directory.temporaries):
                 yield directory
 
     def lifetime(self) -> Lifetime:
@@ -170,9 +170,8 @@ class Root:
                 if self.is_closing:
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 for stored in directory.list_shard(shard):
-                    fingerprint, key = stored.chunk_id
-                    if fingerprint == own and stored.size_bytes not in self._lengths:
-                        directory.remove(key)
+                    if stored.fingerprint == own and stored.size_bytes not in self._lengths:
+                        directory.remove(stored.key)
                     else:
                         yield stored
 

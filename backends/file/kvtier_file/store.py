@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -272,7 +273,7 @@ class ChunkStore:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
             # Take the times after the reservation, because all earlier uses are known only then.
             chunks = {
-                key: StoredChunk(self._id(key), missing[key].object_bytes, used_ns)
+                key: StoredChunk(self._fingerprint, key, missing[key].object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
             }
             stores = [missing[key] for key in reserved]
@@ -389,7 +390,7 @@ class ChunkStore:
                     with self._verdict(key, verdicts, "writable", at_file=True):
                         if outcome == NOT_DONE:
                             directory.place(temporary, key)
-                        usage.add(chunk)
+                        usage.record(chunk)
                         del unplaced[key]
         finally:
             for temporary, _ in unplaced.values():
@@ -400,9 +401,7 @@ class ChunkStore:
         """Remove expired chunks of all namespaces. The caller must hold the shared lock."""
         expired_ns = self._root.lifetime().expired_ns
         if expired_ns:
-            expired = self._usage.budget.expired(
-                expired_ns, pinned=self._pins.pinned(), last_used_ns=self._root.last_used_ns
-            )
+            expired = self._usage.budget.expired(expired_ns, pinned=self._pins.pinned())
             with suppress(OSError):  # expired chunks are misses anyway; the next store tries again
                 self._remove(expired, EXPIRED)
 
@@ -416,12 +415,7 @@ class ChunkStore:
     ) -> None:
         """Evict chunks; move up to ``spares`` files to ``into``. The caller must hold the lock."""
         self._usage.budget.capacity_bytes = self._config.capacity_bytes
-        victims = self._usage.victims(
-            need_bytes,
-            headroom_bytes,
-            pinned=self._pins.pinned,
-            last_used_ns=self._root.last_used_ns,
-        )
+        victims = self._usage.victims(need_bytes, headroom_bytes, pinned=self._pins.pinned)
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
         self._remove(victims[:spares], EVICTED, into)
@@ -452,8 +446,8 @@ class ChunkStore:
                 with self._fault(key, {}, "writable"):
                     found = directory.find(key)
                     if found and self._is_loadable(found, directory):
-                        if found.chunk_id not in usage.budget:
-                            usage.add(found)
+                        if self._id(key) not in usage.budget:
+                            usage.record(found)
                         continue
                     reason = DELETED
                     if found:
@@ -523,24 +517,15 @@ class ChunkStore:
         return ChunkId(self._fingerprint, key)
 
 
+@dataclass(slots=True)
 class _Verdict:
     """Records a block's error as a verdict. A class is twice as fast as ``@contextmanager``."""
 
-    __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
-
-    def __init__(
-        self,
-        root: Path,
-        key: OffloadKey,
-        verdicts: Verdicts,
-        ability: str,
-        faults: Collection[int],
-    ) -> None:
-        self._root = root
-        self._key = key
-        self._verdicts = verdicts
-        self._ability = ability
-        self._faults = faults
+    root: Path
+    key: OffloadKey
+    verdicts: Verdicts
+    ability: str
+    faults: Collection[int]
 
     def __enter__(self) -> None:
         return None
@@ -549,12 +534,12 @@ class _Verdict:
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if isinstance(error, OSError):
-            translate = chunk_error if error.errno in self._faults else tier_error
+            translate = chunk_error if error.errno in self.faults else tier_error
             # Drop the cause, because its traceback would keep the buffers alive.
-            error = translate(error, self._root, self._ability)
+            error = translate(error, self.root, self.ability)
         if not isinstance(error, TierError):
             return False
-        self._verdicts[self._key] = error
+        self.verdicts[self.key] = error
         return True
 
 
@@ -584,4 +569,4 @@ class _Pins:
 
 
 def entry_of(stored: StoredChunk) -> Entry:
-    return Entry(stored.chunk_id.key, stored.size_bytes, stored.used_ns / 1e9)
+    return Entry(stored.key, stored.size_bytes, stored.used_ns / 1e9)

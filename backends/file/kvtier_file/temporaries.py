@@ -21,7 +21,6 @@ from kvtier_file.directories import ClosingFd, Directories, open_file
 from kvtier_file.file_io import (
     ALIGNMENT,
     has_direct_io,
-    open_direct,
     read_buffers,
     take_over,
     write_buffers,
@@ -142,8 +141,7 @@ class Temporaries:
         with mmap.mmap(-1, ALIGNMENT) as written, mmap.mmap(-1, ALIGNMENT) as read:
             written[:] = os.urandom(ALIGNMENT)
             try:
-                opener = open_direct if direct else open_file
-                with ClosingFd(opener(name, _NEW_FILE, directory_fd)) as fd:
+                with ClosingFd(open_file(name, _NEW_FILE, directory_fd, direct=direct)) as fd:
                     with memoryview(written) as source, memoryview(read) as target:
                         write_buffers(fd, [source])
                         read_buffers(fd, [target])
@@ -171,20 +169,19 @@ class Temporaries:
 
     def _open_new(self, direct: bool) -> tuple[str, int]:
         name = self._names.new()
-        opener = open_direct if direct else open_file
         try:
-            return name, opener(name, _NEW_FILE, self._open())
+            return name, open_file(name, _NEW_FILE, self._open(), direct=direct)
         except OSError:
             self.discard(name)
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
         """Open and truncate a spare; remove spares that cannot be overwritten."""
-        opener = open_direct if direct else open_file
+        flags = os.O_WRONLY | os.O_NONBLOCK
         while self._spares:
             name = self._spares.pop()
             with suppress(OSError):
-                fd = opener(name, os.O_WRONLY | os.O_NONBLOCK, self._open())
+                fd = open_file(name, flags, self._open(), direct=direct)
                 if take_over(fd, size_bytes):
                     return name, fd
                 os.close(fd)

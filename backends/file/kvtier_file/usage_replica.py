@@ -19,8 +19,8 @@ _COMPACTION_GROWTH = 8
 class UsageReplica:
     """This process's copy of the shared budget. Use it only while holding the shared lock."""
 
-    def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
-        self.budget = Budget(capacity_bytes)
+    def __init__(self, budget: Budget, fingerprint: str) -> None:
+        self.budget = budget
         self._fingerprint = fingerprint
         self._removed: dict[OffloadKey, int] = {}  # each chunk's reason, as in the ledger
         # The ledger's generation, and the offset up to which the budget includes its changes.
