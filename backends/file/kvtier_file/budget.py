@@ -62,10 +62,6 @@ class Budget:
         index = self._indices[chunk_id.fingerprint]
         index.put((used_ns, chunk_id.key, index.size_bytes(chunk_id.key)))
 
-    def clear(self) -> None:
-        self._indices.clear()
-        self.used_bytes = 0
-
     def excess_bytes(
         self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
     ) -> int:

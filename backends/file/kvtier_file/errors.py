@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvtier_file.directories import UntrustedDirectoryError
@@ -37,6 +39,15 @@ FAULTS = FOREIGN | {
 }
 
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+@contextmanager
+def absence_ignored() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise
 
 
 def tier_error(error: OSError, root: Path, ability: str) -> TierError:

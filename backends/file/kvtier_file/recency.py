@@ -72,12 +72,8 @@ class RecencyIndex:
 
     def stalest(self, now_ns: int) -> tuple[float, Use] | None:
         """Return the staleness and use of the chunk to evict next."""
-        stalest = None
-        for use in self._fronts():
-            stale_ns = staleness_ns(use[0], now_ns)
-            if stalest is None or (-stale_ns, use) < (-stalest[0], stalest[1]):
-                stalest = stale_ns, use
-        return stalest
+        fronts = ((staleness_ns(use[0], now_ns), use) for use in self._fronts())
+        return min(fronts, key=lambda front: (-front[0], front[1]), default=None)
 
     def _fronts(self) -> list[Use]:
         """Return the least recently used chunk of each class."""

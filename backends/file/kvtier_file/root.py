@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 from kvtier_file.chunks import MOST_AHEAD_NS, ChunkId, Lifetime, StoredChunk
@@ -15,14 +15,14 @@ from kvtier_file.errors import FULL
 from kvtier_file.file_io import ALIGNMENT
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
-from kvtier_file.temporaries import Temporaries, TemporaryNames
+from kvtier_file.temporaries import Temporaries
 from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
     """The root directory, where the tier owns one namespace. Methods block and are thread-safe."""
 
-    def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
+    def __init__(self, config: FileTierConfig, context: TierContext, names: Iterator[str]) -> None:
         self._config = config
         self._context = context
         self._fingerprint = context.namespace.fingerprint
@@ -49,15 +49,10 @@ class Root:
         return fd
 
     def open(self, *, create: bool = True) -> None:
-        """Open the root; create it and its parents if they are missing."""
         self.is_closing = False
-        try:
-            self._fd = self.directories.open_root(self._config.root)
-        except FileNotFoundError:
-            if not create:
-                raise
+        if create and not os.path.exists(self._config.root):
             os.makedirs(self._config.root, 0o700, exist_ok=True)
-            self._fd = self.directories.open_root(self._config.root)
+        self._fd = self.directories.open_root(self._config.root)
         # Refuse untrusted directories now, before the engine starts.
         for name in (self._fingerprint, SHARED):
             with suppress(FileNotFoundError), ClosingFd(self.directories.open(name, self._fd)):
@@ -156,11 +151,6 @@ class Root:
                 f"capacity: '{max(0, size_bytes - self._min_free_bytes(size_bytes)) >> 20}MiB', "
                 "which leaves what min_free keeps, or choose another root"
             )
-
-    def sweep(self, is_held: Callable[[str], bool]) -> None:
-        """Remove the temporary files of dead processes in all namespaces."""
-        for directory in self.namespaces():
-            directory.temporaries.sweep(is_held)
 
     def scan(self) -> Iterator[StoredChunk]:
         # An engine cannot load files of the wrong length, so it removes them in its own namespace.

@@ -20,7 +20,7 @@ from contextlib import suppress
 from weakref import WeakSet
 
 from kvtier_file.directories import ClosingFd, Directories, open_file
-from kvtier_file.errors import ABSENT
+from kvtier_file.errors import absence_ignored
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
 
@@ -58,13 +58,11 @@ class Leases:
     def is_held(self, name: str) -> bool:
         """Return true if the process that owns the lease is alive."""
         try:
-            with ClosingFd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
+            flags = os.O_RDWR
+            with absence_ignored(), ClosingFd(open_file(name, flags, self._directory_fd)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError as error:
-            if error.errno not in ABSENT:
-                raise
         return False
 
     def is_lost(self) -> bool:

@@ -90,8 +90,7 @@ class SharedUsage:
         finally:
             for reason in (DELETED, EXPIRED, EVICTED):
                 if keys := [key for key, found in removed.items() if found == reason]:
-                    is_evicted, is_expired = reason == EVICTED, reason == EXPIRED
-                    self._report_removed(keys, evicted=is_evicted, expired=is_expired)
+                    self._report_removed(keys, evicted=reason == EVICTED, expired=reason == EXPIRED)
 
     # The caller of the methods below must hold the lock.
 
@@ -182,7 +181,8 @@ class SharedUsage:
 
     def _reap_dead_leases(self, leases: Collection[str]) -> None:
         """Sweep the temporary files of dead processes, then drop their reservations and leases."""
-        self._root.sweep(self._files.leases.is_held)
+        for directory in self._root.namespaces():
+            directory.temporaries.sweep(self._files.leases.is_held)
         for lease in leases:
             self._header.reservations.pop(lease, None)
             self._files.leases.remove(lease)

@@ -22,7 +22,7 @@ from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
 from kvtier_file.shared_files import new_lease
 from kvtier_file.shared_usage import SharedUsage
-from kvtier_file.temporaries import Temporaries, TemporaryNames
+from kvtier_file.temporaries import Temporaries, temporary_names
 from kvtier_sdk import (
     ChunkNotFoundError,
     Entry,
@@ -63,7 +63,7 @@ class ChunkStore:
         self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * context.object_bytes))
         self._pins = _Pins()
         lease = new_lease()
-        self._root = Root(config, context, TemporaryNames(lease))
+        self._root = Root(config, context, temporary_names(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._wall_s = context.clock.wall_s
         self._logger = context.logger
@@ -80,11 +80,10 @@ class ChunkStore:
         try:
             self._root.open()
             self._root.check_capacity()
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise open_error(error, self._config.root) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise open_error(error, self._config.root) from error
             raise
 
     def count(self) -> None:
@@ -219,7 +218,6 @@ class ChunkStore:
             ]
 
     def usage(self) -> Usage:
-        """Return the usage of all namespaces under the root."""
         with self._translating("readable"), self._call(), self._usage.locked():
             # Recount if the oldest files were removed by hand, which the ledger does not show.
             budget = self._usage.budget
@@ -231,8 +229,6 @@ class ChunkStore:
                 self._config.capacity_bytes,
                 self._root.free_bytes(),
             )
-
-    # --- the steps of a store -----------------------------------------------------------------
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts

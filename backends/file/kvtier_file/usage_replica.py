@@ -84,4 +84,3 @@ class UsageReplica:
 
     def _clear(self) -> None:
         self.apply([(fingerprint, key, DELETED, 0) for fingerprint, key, *_ in self.budget])
-        self.budget.clear()

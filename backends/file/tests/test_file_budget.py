@@ -48,11 +48,6 @@ class BudgetMachine(RuleBasedStateMachine):
         self.budget.discard(*chunk)
         self.stored.pop(chunk, None)
 
-    @rule()
-    def clear(self) -> None:
-        self.budget.clear()
-        self.stored.clear()
-
     @rule(
         need=SIZES,
         reserved=SIZES,

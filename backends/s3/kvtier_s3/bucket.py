@@ -49,10 +49,6 @@ class Place:
     path: str
     region: str
 
-    @property
-    def server(self) -> str:
-        return f"{self.scheme}://{self.authority}"
-
     @classmethod
     def of(cls, presigned_url: str, name: str) -> Place:
         """Parse a URL that botocore has presigned for the object ``name``."""
@@ -127,7 +123,8 @@ class Bucket:
             raise ConfigError(f"option 'endpoint': {NAMES_A_USER}")
         if config.sse_secret_key is not None and self.place.scheme != "https":
             raise ConfigError(NEEDS_TLS)
-        self.faults = Faults(config.bucket, self.place.server, self.place.region)
+        server = f"{self.place.scheme}://{self.place.authority}"
+        self.faults = Faults(config.bucket, server, self.place.region)
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -136,7 +133,7 @@ class Bucket:
     def unused_proxy(self) -> str | None:
         """The name of the proxy variable that the tier ignores; ``None`` if no variable is set."""
         scheme = self.place.scheme
-        has_proxy = scheme in get_environ_proxies(self.place.server)
+        has_proxy = scheme in get_environ_proxies(f"{scheme}://{self.place.authority}")
         return f"{scheme.upper()}_PROXY" if has_proxy else None
 
     async def credentials(self) -> ReadOnlyCredentials:

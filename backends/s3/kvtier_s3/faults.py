@@ -206,13 +206,13 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Faults:
     """Translates errors, and adds advice about the tier's options."""
 
-    def __init__(self, bucket: str, server: str, region: str) -> None:
-        self._bucket = bucket
-        self._server = server
-        self._region = region
+    bucket: str
+    server: str
+    region: str
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         # Remove the additions of services behind S3, as in "KMS.ThrottlingException".
@@ -236,17 +236,17 @@ class Faults:
     def _advice(self, refusal: Refusal) -> str:
         code, region = refusal.code, refusal.region
         if code.removesuffix("Exception") in _ELSEWHERE:
-            if region and region != self._region:
+            if region and region != self.region:
                 return (
-                    f"bucket {self._bucket!r} is in region {region!r}, not {self._region!r}; "
+                    f"bucket {self.bucket!r} is in region {region!r}, not {self.region!r}; "
                     f"set option 'region' to {region!r}"
                 )
             return (
-                f"bucket {self._bucket!r} is not at {self._server} in region {self._region!r}; "
+                f"bucket {self.bucket!r} is not at {self.server} in region {self.region!r}; "
                 "check options 'region' and 'endpoint'"
             )
         time = f", where it is {refusal.date}" if refusal.date else ""
-        return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
+        return _ADVICE.get(code, "").format(bucket=self.bucket, server=self.server, time=time)
 
     def translate(self, error: Exception) -> Exception:
         if isinstance(error, theirs.ClientError):
