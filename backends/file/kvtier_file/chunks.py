@@ -76,7 +76,7 @@ class ChunkId(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A chunk on disk. Another process may have used the chunk since ``used_ns``."""
+    """A chunk on disk, as a ledger's change. Another process may have used it since ``used_ns``."""
 
     fingerprint: str
     key: OffloadKey

@@ -101,10 +101,7 @@ class NamespaceDirectory:
             raise
 
     def read_batch(
-        self,
-        batch: Sequence[Transfer],
-        times_ns: Sequence[int],
-        digest_bytes: int,
+        self, batch: Sequence[Transfer], times_ns: Sequence[int], digest_bytes: int
     ) -> tuple[bytes, Sequence[int], Sequence[bytes | None]]:
         """Read a batch and record the uses; return outcomes, file lengths and digests."""
         if compiled.batch_io is None:
@@ -254,7 +251,7 @@ class NamespaceDirectory:
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# Cache shard and file names, because storing or loading a chunk needs each up to four times.
+# Cache shard and file names, because a store or a load uses each name up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""

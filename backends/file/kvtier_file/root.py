@@ -175,10 +175,7 @@ class Root:
 
     def last_used_ns(self, chunk_id: ChunkId) -> int | None:
         """Return the time of a chunk's last use by any process, or ``None`` if it is unknown."""
-        with (
-            suppress(OSError),
-            self.namespace(chunk_id.fingerprint, create=False) as directory,
-        ):
+        with suppress(OSError), self.namespace(chunk_id.fingerprint, create=False) as directory:
             stored = directory.find(chunk_id.key)
             return stored and stored.used_ns
         return None
@@ -201,8 +198,7 @@ class Root:
             # Keep the descriptor's number, because other threads use it.
             os.dup2(fd, lost_fd, inheritable=False)
         self._context.logger.warning(
-            "tier root '%s' was removed, and its chunks with it; it is used anew",
-            self._config.root,
+            "tier root '%s' was removed, and its chunks with it; it is used anew", self._config.root
         )
 
     def _check_times(self, directory: NamespaceDirectory) -> None:

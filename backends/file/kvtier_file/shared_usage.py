@@ -105,7 +105,7 @@ class SharedUsage:
             self._files.header.mark_dirty()
 
     def record(self, change: Change) -> None:
-        """Apply a change to the count, and to the ledger when the block ends."""
+        """Apply a change to the count; :meth:`locked` later writes the change to the ledger."""
         self.mark_dirty()
         self._changes.append(change)
         self._replica.apply([change])
@@ -124,11 +124,7 @@ class SharedUsage:
         self._enter_reservation()
 
     def victims(
-        self,
-        need_bytes: int,
-        headroom_bytes: int | None,
-        *,
-        pinned: Callable[[], frozenset[ChunkId]],
+        self, need_bytes: int, headroom_bytes: int | None, pinned: Callable[[], frozenset[ChunkId]]
     ) -> list[ChunkId]:
         reserved_bytes = self._header.reserved_bytes
         if self.budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:

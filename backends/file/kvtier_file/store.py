@@ -120,7 +120,7 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only misses that have a file or are counted need the lock. Other misses must not wait.
+        # A miss needs the lock only if it has a file or is counted. Other misses must not wait.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -224,10 +224,7 @@ class ChunkStore:
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
             return Usage(
-                len(budget),
-                budget.used_bytes,
-                self._config.capacity_bytes,
-                self._root.free_bytes(),
+                len(budget), budget.used_bytes, self._config.capacity_bytes, self._root.free_bytes()
             )
 
     def _missing(
@@ -411,7 +408,7 @@ class ChunkStore:
     ) -> None:
         """Evict chunks; move up to ``spares`` files to ``into``. The caller must hold the lock."""
         self._usage.budget.capacity_bytes = self._config.capacity_bytes
-        victims = self._usage.victims(need_bytes, headroom_bytes, pinned=self._pins.pinned)
+        victims = self._usage.victims(need_bytes, headroom_bytes, self._pins.pinned)
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
         self._remove(victims[:spares], EVICTED, into)

@@ -18,13 +18,7 @@ from kvtier_file import compiled
 from kvtier_file.chunks import stored_time_ns
 from kvtier_file.compiled import DONE
 from kvtier_file.directories import ClosingFd, Directories, open_file
-from kvtier_file.file_io import (
-    ALIGNMENT,
-    has_direct_io,
-    read_buffers,
-    take_over,
-    write_buffers,
-)
+from kvtier_file.file_io import ALIGNMENT, has_direct_io, read_buffers, take_over, write_buffers
 from kvtier_sdk import Transfer
 
 _DIRECTORY = "tmp"

@@ -19,13 +19,7 @@ from redis.exceptions import ResponseError
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Address
 from kvtier_redis.faults import SettingError, translated
-from kvtier_sdk import (
-    Clock,
-    TierAuthError,
-    TierError,
-    TierUnavailableError,
-    check_any_answered,
-)
+from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError, check_any_answered
 
 _SCAN_COUNT = 1000
 _MOST_VALUE_BYTES = 1 << 20
@@ -172,10 +166,7 @@ class BehindSentinel(_Moving):
         sign_in = _sign_in(config.sentinel_username, config.sentinel_password)
         options = _connection_options(config)
         self._sentinel: Any = _Sentinels(  # type: ignore[no-untyped-call]
-            config.seeds,
-            sentinel_kwargs={**options, **sign_in},
-            db=config.db,
-            **options,
+            config.seeds, sentinel_kwargs={**options, **sign_in}, db=config.db, **options
         )
         super().__init__(self._sentinel.master_for(self._service), clock)
 

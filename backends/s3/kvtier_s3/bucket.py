@@ -17,13 +17,7 @@ from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 from botocore.utils import get_environ_proxies
 
-from kvtier_s3.config import (
-    NAMES_A_USER,
-    NEEDS_TLS,
-    NOT_IN_HEADER,
-    S3TierConfig,
-    fits_in_header,
-)
+from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, NOT_IN_HEADER, S3TierConfig, fits_in_header
 from kvtier_s3.credentials import CurrentCredentials
 from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError

@@ -14,13 +14,7 @@ from kvtier_s3.connector import connect, tls_context
 from kvtier_s3.faults import NO_OBJECT, refusal_of
 from kvtier_s3.http import Response, request, request_head
 from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
-from kvtier_sdk import (
-    ChunkNotFoundError,
-    Clock,
-    ConnectionPool,
-    TierError,
-    run_blocking,
-)
+from kvtier_sdk import ChunkNotFoundError, Clock, ConnectionPool, TierError, run_blocking
 
 Buffers = Sequence[bytes | memoryview]
 
