@@ -71,7 +71,7 @@ class Twins:
 
     def close(self) -> None:
         for directory, fd in zip(self.directories, self._fds, strict=True):
-            directory.close()
+            directory.temporaries.close()
             os.close(fd)
 
     def live_by(self, lifetime: Lifetime) -> None:
