@@ -35,7 +35,7 @@ from support.vllm_engine import (
     same,
 )
 
-from kvtier_file.file_io import open_direct
+from kvtier_file.directories import open_file
 
 #: A model whose keys and values take 4 KiB per layer and token, in float32.
 SHAPE = {
@@ -110,7 +110,7 @@ def read_s(paths: Iterable[Path]) -> float:
 
     def read(buffer: mmap.mmap) -> None:
         for path in rest:
-            fd = open_direct(str(path), os.O_RDONLY, 0)  # an absolute path
+            fd = open_file(str(path), os.O_RDONLY, 0, direct=True)  # an absolute path
             os.preadv(fd, [buffer], 0)
             os.close(fd)
 
