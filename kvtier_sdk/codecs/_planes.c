@@ -1,7 +1,5 @@
 /* Codes and decodes payloads of floats, without the interpreter lock.
- *
- * planes.py describes the formats, _planes.pyi the functions' arguments and results.
- */
+ * planes.py describes the formats, and _planes.pyi describes the functions. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later versions */
 #include <Python.h>
@@ -63,7 +61,7 @@ static size_t round_up(size_t size, size_t step)
     return (size + step - 1) / step * step;
 }
 
-/* The processors above are little-endian, as the format is. */
+/* Both processors are little-endian, like the format. */
 static uint64_t read_number(const uint8_t *from, unsigned bytes)
 {
     uint64_t number = 0;
@@ -77,8 +75,8 @@ static void write_number(uint8_t *to, unsigned bytes, uint64_t number)
 }
 
 /* Pack `width` bits of each value, from bit `shift` on, into a plane. Byte j of each 16 bytes of a
- * plane has the bits of the elements j, 16 + j, 32 + j and so on. Eight bytes are one word here: no
- * bit crosses the border of a byte. */
+ * plane has the bits of the elements j, 16 + j, 32 + j and so on. The loop packs eight bytes as one
+ * word, because no bit crosses a byte boundary. */
 INLINE uint8_t *pack(const uint8_t *values, size_t count, unsigned shift, unsigned width,
                      uint8_t *restrict plane)
 {
@@ -116,8 +114,8 @@ INLINE const uint8_t *unpack(uint8_t *restrict values, size_t count, unsigned sh
     return plane;
 }
 
-/* Sign and mantissa are an element's rest. Its bits after the first eight, or all bits of a shorter
- * rest, go to planes. */
+/* An element's rest is its sign and mantissa. The bits of a rest after the first eight, or all bits
+ * of a shorter rest, are stored in planes. */
 INLINE unsigned rest_bits(struct kind kind)
 {
     return 8 * kind.bytes - kind.exponent_bits;
@@ -182,8 +180,8 @@ INLINE void join(struct kind kind, uint8_t *restrict plain, size_t count, const 
 typedef uint8_t row __attribute__((vector_size(ROW)));
 typedef uint64_t halves __attribute__((vector_size(ROW)));
 
-/* For each byte of bits: the places of its ones, and for each one the number of ones before it.
- * A place that is not used is 0x80, which makes pick give 0. */
+/* For each byte: the positions of its set bits, and for each set bit the number of set bits before
+ * it. Unused entries are 0x80, for which pick returns 0. */
 static uint8_t places[256][8], ranks[256][8];
 VECTORS INLINE row load(const uint8_t *from)
 {
@@ -192,8 +190,8 @@ VECTORS INLINE row load(const uint8_t *from)
     return loaded;
 }
 
-/* bits_of returns the first bit of each byte. look_up replaces each byte by the table's byte of
- * that number. pick chooses eight of the eight bytes at `low`, and eight of those at `high`. */
+/* bits_of returns one bit for each byte, which is 0 or 255. look_up replaces each byte by the
+ * table's byte at that index. pick permutes the eight bytes at `low`, and the eight at `high`. */
 #ifdef __x86_64__
 VECTORS INLINE unsigned bits_of(row bytes)
 {
@@ -248,7 +246,7 @@ VECTORS static size_t narrow(uint8_t *values, size_t count, const uint8_t *symbo
         for (unsigned part = 0; part < 4; part++) {
             uint8_t *from = values + first + part * ROW;
             row value = load(from);
-            /* A comparison gives 255 where it holds. */
+            /* A comparison yields 255 for true. */
             row is_one = (row)(value == one), is_two = (row)(value == two);
             row code = (row)(value == three) + SYMBOLS - (is_one & 3) - (is_two & 2);
             packed |= code << (2 * part);
@@ -264,7 +262,7 @@ VECTORS static size_t narrow(uint8_t *values, size_t count, const uint8_t *symbo
     return (size_t)(rare - values);
 }
 
-/* Do the reverse, and return how many rare values the codes ask for. */
+/* Decode groups of values, and return the number of rare values that the codes use. */
 VECTORS static size_t widen(uint8_t *restrict values, size_t count, const uint8_t *symbols,
                             const uint8_t *codes, const uint8_t *rare)
 {
@@ -302,7 +300,7 @@ static bool prepare(void)
     return true;
 }
 
-/* Choose the commonest exponents of a sample; of equally common ones the smallest. */
+/* Choose the commonest exponents of a sample. The smaller of two equally common ones wins. */
 static void choose_symbols(const uint8_t *exponents, size_t count, uint8_t *symbols)
 {
     unsigned counts[256] = {0}, ranked[LAYERS * SYMBOLS] = {0};
@@ -335,19 +333,19 @@ INLINE uint32_t float_bits(float number)
     return bits;
 }
 
-/* A power of two, from an exponent with the bias of a float. */
+/* Return a power of two, given its biased exponent. */
 INLINE float power(unsigned exponent)
 {
     return float_of(exponent << 23);
 }
 
-/* A condition without a branch, so that the compiler can use vectors. */
+/* Select without a branch, so that the compiler can use vector instructions. */
 INLINE uint32_t choose(bool is_first, uint32_t first, uint32_t second)
 {
     return second ^ ((first ^ second) & (0u - is_first));
 }
 
-/* A processor may flush denormal floats to zero, so the arithmetic below needs none. */
+/* A processor may flush denormal floats to zero, so the arithmetic below avoids them. */
 INLINE float from_element(struct kind kind, uint32_t magnitude)
 {
     if (kind.exponent_bits == 8)
@@ -375,7 +373,7 @@ INLINE bool round_unit(struct kind kind, const element16 *plain, uint8_t *restri
         int16_t magnitude = (int16_t)(plain[at] & 0x7fff);
         largest = magnitude > largest ? magnitude : largest;
     }
-    /* The largest element becomes 256 to 448, after rounding. */
+    /* After scaling and rounding, the largest element is 256 to 448. */
     uint32_t scale = (float_bits(from_element(kind, (uint16_t)largest)) + 0x17ffff) >> 23;
     scale = scale < kind.least_scale ? kind.least_scale : scale;
     scale = scale > kind.most_scale ? kind.most_scale : scale;
@@ -430,7 +428,7 @@ static bool restore_block(unsigned number, uint8_t *plain, size_t count, const u
     return is_good;
 }
 
-/* Code a block, and return its coded length: its plain length if the block is stored as it is. */
+/* Code a block, and return its coded length, or its plain length if it is stored unchanged. */
 static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
                            struct scratch *scratch)
 {
@@ -443,7 +441,7 @@ static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, 
     }
     uint8_t *exponents = scratch->exponents, *head = scratch->coded, *at = head + HEAD_BYTES;
     uint8_t *symbols = head + LAYERS * 2;
-    switch (number) { /* with constant kinds, the loops become vector instructions */
+    switch (number) { /* constant kinds let the compiler use vector instructions */
     case 0: split(kinds[0], plain, count, coded, scratch); break;
     case 1: split(kinds[1], plain, count, coded, scratch); break;
     case 2: split(kinds[2], plain, count, coded, scratch); break;
@@ -486,8 +484,8 @@ static bool decode_block(unsigned number, uint8_t *plain, size_t count, const ui
     }
     if (needed + counts[LAYERS] != length)
         return false;
-    /* Widen from the last layer to the first, from one array into the other. Damaged codes may ask
-     * for more rare values than there are, but never for more than the arrays hold. */
+    /* Widen from the last layer to the first, alternating between two arrays. Damaged codes may use
+     * more rare values than there are, but never more than fit into an array. */
     uint8_t *values = scratch->rare, *rare = scratch->exponents;
     at -= counts[LAYERS];
     memcpy(rare, at, counts[LAYERS]);
@@ -510,7 +508,7 @@ static bool decode_block(unsigned number, uint8_t *plain, size_t count, const ui
     return true;
 }
 
-/* How a payload is divided. The bytes after the blocks are stored as they are. */
+/* The division of a payload into blocks. The bytes after the blocks are stored unchanged. */
 struct layout {
     unsigned bytes; /* of an element */
     size_t elements, blocks, table_bytes;
@@ -565,9 +563,9 @@ static size_t encode(unsigned number, const uint8_t *payload, size_t payload_byt
 
 /* Decode a payload in place; return false if it is malformed.
  *
- * No coded block is longer than the plain block, so none begins after its place in the payload.
- * Decoded from the last to the first, blocks overwrite only what is no longer needed. Only the
- * first few overlap their own place, and are copied before. */
+ * No coded block is longer than its plain block, so none begins after its place in the payload. If
+ * the last block is decoded first, no block overwrites one that is not decoded yet. A coded block
+ * that overlaps its own place is copied first. */
 static bool decode(unsigned number, uint8_t *memory, size_t stored_bytes, size_t payload_bytes,
                    struct scratch *scratch)
 {
@@ -620,7 +618,6 @@ static struct scratch *make_scratch(unsigned number, bool is_usable, Py_ssize_t 
     return scratch;
 }
 
-/* The py_ functions take their arguments in the order that _planes.pyi declares. */
 static PyObject *py_encode(PyObject *module, PyObject *arguments)
 {
     Py_buffer payload, stored;

@@ -32,22 +32,22 @@ _UNKNOWN, _SLOWEST = -1, 5
 # Each pace's rates include the rates over all paces, with the weight of this many turns. So a pace
 # without predictive value costs few hits.
 _TRUST = 15
-# To save time, a bucket's groups are moved on only at intervals of this fraction of its width.
+# To save time, a bucket's groups move on only at intervals of this fraction of its width.
 _LATE = 1 / 8
 _NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
-# After every 64 requests, all earlier events lose a hundredth of their weight.
+# After every _TURNS requests, all earlier events lose a hundredth of their weight.
 _TURNS = 64
 _MEMORY = 0.99
 # An eviction order is used for this long, or until this fraction of the slots has been evicted.
 _ORDER_S = 1.0
 _ORDERED = 1 / 64
-# The label of chunks left behind by their conversation, and the label of ended conversations.
+# Labels of chunks left behind by their conversation, and of ended conversations.
 _REST, _ENDED = "left behind", "ended"
 _MOST_BEHIND = 16  # for each group, the most groups to remember that need its chunks
 
 
 class ReturnsPolicy(EvictionPolicy):
-    """A policy that evicts the chunks with the lowest expected rate of reuse.
+    """Evicts the chunks with the lowest expected rate of reuse.
 
     The chunks whose last user was the same request form a turn. A later request, usually the next
     turn of the conversation, reuses either most of these chunks or no chunk. The policy learns how
@@ -55,12 +55,12 @@ class ReturnsPolicy(EvictionPolicy):
     any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
     1979.
 
-    Each ``stop`` has separate rates, which also depend on two more facts. One is the wait before
-    the turn, because a conversation that returned quickly tends to do so again. The other is the
-    number of a chunk's uses, because this number matters more than the age in some workloads.
+    The rates are separate for each ``stop``, for classes of the wait before the turn, and for
+    classes of a chunk's uses. A conversation that returned quickly tends to do so again, and in
+    some workloads the number of uses matters more than the age.
 
-    If a request names the time of the next turn (``resume_in_s``), the octave of this time replaces
-    the ``stop``. So the policy learns how reliable the named times are.
+    If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
+    replaces the ``stop``. So the policy learns how reliable the predictions are.
 
     The policy remembers six evicted chunks per slot. It needs 1 to 2 KB per slot, plus the keys.
     """

@@ -25,7 +25,8 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """A memory mapping that is divided into slots for chunks, in one process or several.
+    """A memory mapping, divided into slots for chunks, for one or several processes.
+
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
     workers of an engine's replica, which share only a configuration. :meth:`create` and
     :meth:`attach` are for a process and its children. Using a closed pool raises ``KVTierError``.
@@ -58,12 +59,13 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Create an unnamed pool of this ``layout`` for several processes, as the scheduler.
+        """Create an unnamed pool for several processes, and join it as the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
+            layout: the geometry of the pool.
             prefault: true to map every page now, because a page fault during a copy would stall the
                 engine; false to reserve memory now and map pages on first use.
 
@@ -134,11 +136,10 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
-        """Check that there is room for a pool of this ``layout``, without creating the pool.
+        """Raise a ConfigError with a remedy if there is no room for a pool of this ``layout``.
 
         ``directory`` is as for :meth:`join`; pass None for :meth:`create`. Memory that the pools of
-        killed processes still occupy does not count as free. If there is too little room, the
-        method raises a ConfigError that names a remedy.
+        killed processes still occupy does not count as free.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 

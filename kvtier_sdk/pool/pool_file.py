@@ -24,10 +24,10 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open memory file, and the lease that one process of an engine's replica holds on it.
+    """An open memory file, and the lease on it of one process of an engine's replica.
 
-    The last process to enter a replica removes the file's name, which no other process needs. The
-    kernel then frees the memory when the last process ends, even after a crash.
+    The last process to enter a replica removes the file's name, so the kernel frees the memory when
+    the last process ends, even after a crash.
 
     Attributes:
         close: ends the lease and closes its descriptor; a second call does nothing. Garbage

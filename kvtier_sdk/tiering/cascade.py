@@ -25,7 +25,7 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Do not filter further if the tier gets chunks only after hits, or gets whole requests.
+        # Chunks that are stored after hits were seen before, and whole requests must stay whole.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
@@ -41,14 +41,14 @@ class ManagedTier:
 
 
 class Cascade:
-    """A sender of readable chunks to each tier at the moment that the tier's store policy defines.
+    """Sends readable chunks to each tier according to the tier's store policy.
 
-    A chunk that is sent to a tier is pinned until the tier has finished the store. If a tier gets
-    chunks just before their eviction, each chunk is *owed* to the tier, and an owed chunk cannot be
-    evicted. Each step therefore ends by freeing some slots for the next stores.
+    A chunk is pinned while a tier stores it. A chunk that a tier stores just before eviction is
+    *owed* to the tier, and cannot be evicted until the store ends. Each step therefore ends by
+    freeing some slots for the next stores.
 
-    While a chunk stays in the primary tier, each tier gets the chunk once. The tier gets the chunk
-    again only after a failed store, or after the tier reports the chunk removed.
+    While a chunk stays in the primary tier, it is sent to each tier once. A failed store or a
+    reported removal allows another attempt.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -63,7 +63,7 @@ class Cascade:
         self._stored_mask = 0
         self._has_failed = False  # true once a write-through tier has missed a chunk
         self.missing = 0  # the most slots that a store has lacked since the last step ended
-        # False if every tier gets each chunk when it is written. Offers then need no record.
+        # False if every tier gets each chunk when it is written, so offers need no record.
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
@@ -89,7 +89,7 @@ class Cascade:
         return bool(self._on_evict) and self.missing > 0
 
     def lacked_room(self, keys: Sequence[OffloadKey]) -> None:
-        """Record chunks that found no slot, so that no tier can get them."""
+        """Record chunks that got no slot, and therefore reach no tier."""
         self.missing = max(self.missing, len(keys))
         for tier in self._tiers:
             tier.client.losses.note(keys, "store.primary_full")
@@ -130,7 +130,7 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record that chunks were used, and offer the chunks to the tiers that lack them."""
+        """Record a use of chunks, and offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if request.is_over:
@@ -175,7 +175,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # Do not owe chunks to a tier that is down or slow: they would fill the pool.
+                # Chunks owed to a tier that is down or slow would fill the pool.
                 tier.client.drop_stores([slot.key for slot in owed])
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -253,7 +253,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return as many slots marked as failed for a tier as fit its queue; clear their marks."""
+        """Return the failed slots that fit the tier's queue, and clear their marks."""
         if not tier.client.takes_stores:
             return []
         failed = [

@@ -47,7 +47,7 @@ class OperatorHint:
 
 
 class HintExecutor:
-    """An executor that carries out hints within the leases' budget, and writes their receipts."""
+    """Carries out hints within the leases' budget, and writes their receipts."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out an ended request's hints; ``ends`` is empty if the chunks' ends are unknown."""
+        """Carry out an ended request's hints; ``ends`` is empty if the engine omits it."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # Skip the last chunks of the answer if the engine did not offload them.
@@ -102,7 +102,7 @@ class HintExecutor:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # Past leases normally end when a step begins. End them now, so that no use renews them.
+            # Leases normally expire when a step begins. Expire them now, before a use renews them.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))

@@ -1,4 +1,4 @@
-"""Records why a tier lacks chunks that it had or was offered."""
+"""Records why chunks are missing from a tier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_sdk.types import OffloadKey
 
 #: The size of a generation of losses. Two generations take at most 10 MiB.
 _MOST_LOSSES = 2**15
-#: Replaces the reason of an unknown loss; the time is then the start of the record.
+#: The reason reported for an unknown loss, with the time at which the record begins.
 NO_RECORD: Final = "no_record_since"
 
 Loss: TypeAlias = tuple[str, float]  # the reason and the wall-clock time
@@ -42,7 +42,7 @@ class Losses:
     def failed(
         self, job: Job, verdicts: Sequence[Verdict], unreported: Collection[OffloadKey]
     ) -> None:
-        """Record the chunks that a store or load lost, including missing ``unreported`` ones."""
+        """Record lost chunks. A missing chunk counts only if its removal was ``unreported``."""
         for key, verdict in zip(job.keys, verdicts, strict=True):
             is_unstored = job.operation is Operation.STORE and verdict is not Verdict.OK
             is_missing = verdict is Verdict.NOT_FOUND and key in unreported

@@ -43,7 +43,7 @@ _LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
-    """The manager of an engine's tiers. It moves chunks between primary and secondary tiers.
+    """Moves an engine's chunks between the primary tier and the secondary tiers.
 
     A step never blocks and never raises a storage error. Call all methods on the thread of the
     engine's scheduler, unless a method's description says otherwise.
@@ -73,8 +73,8 @@ class TieringManager:
         hint_share: largest fraction of the slots that hints, such as pins, can hold. Hints cannot
             use the reserve for stores.
         hint_duration_s: the longest time for which hints can hold a chunk.
-        policy_now_s: returns the time for the policy, if a replay does not wait between requests;
-            the policy gets the clock's time if ``None``.
+        policy_now_s: returns the policy's time, for a replay that does not wait between requests;
+            ``None`` for the clock's time.
         announce: called with each event of the primary tier, for routers.
     """
 
@@ -212,8 +212,8 @@ class TieringManager:
 
         Args:
             request: the request's context, with an id that no live request has.
-            tiers: names of the tiers that the request may ask; all if ``None``. The request always
-                finds chunks in the primary tier, and chunks that are being loaded.
+            tiers: names of the tiers to search; all if ``None``. Chunks in the primary tier, and
+                chunks that are being loaded, are always found.
 
         Raises:
             KVTierError: a request with the same id is alive.
@@ -429,7 +429,7 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Attach the note that ``make_note`` returns to the pool's chunk ``key`` if it has none."""
+        """Attach the note from ``make_note`` to the pool's chunk ``key``, unless it has one."""
         self._primary.describe(key, make_note)
 
     def complete_store(
@@ -536,7 +536,7 @@ class TieringManager:
         return self._hints.take_receipts()
 
     def limit_hints(self, share: float, duration_s: float) -> None:
-        """Limit later hints to ``share`` of slots and ``duration_s``. Any thread may call this."""
+        """Limit later hints to a ``share`` of slots and ``duration_s``. Any thread may call it."""
         self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
         self._hints.max_duration_s = duration_s
 

@@ -50,10 +50,9 @@ class Prefetch:
 
 @dataclass(eq=False)
 class Prefetcher:
-    """A loader of chunks that no request has asked for yet.
+    """Loads one window of chunks at a time, and only while no other loads are queued.
 
-    It loads one window of chunks at a time, and only while no other loads are queued. So a request
-    waits for at most one window of chunks that it does not need.
+    A request therefore waits for at most one window of chunks that it does not need.
     """
 
     _primary: PrimaryTier
@@ -61,7 +60,7 @@ class Prefetcher:
     _promotions: Promotions
     _tiers: Sequence[ManagedTier]
     _requests: dict[str, RequestState]
-    # Leases loaded chunks; returns how many. The prefetch ends if a chunk gets no lease.
+    # Leases loaded chunks, and returns their number. Without a lease for each, the prefetch ends.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Receives a prefetch that has ended, and the reason if the prefetch was given up.
     _ended: Callable[[Prefetch, str], None]

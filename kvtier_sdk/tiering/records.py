@@ -85,7 +85,7 @@ class Promotion:
 
 
 class Offers:
-    """The tiers to which one chunk was sent or must be sent, as bit masks."""
+    """Bit masks of the tiers to which one chunk was sent or must be sent."""
 
     def __init__(self) -> None:
         self.hits = 0  # copies to the device since the chunk came into the primary tier
@@ -114,9 +114,7 @@ class Slot:
         self.index = index
         self.key = key  # meaningless in a free or quarantined slot
         self.state: SlotState = SlotState.FREE
-        # The number of uses that prevent eviction and reuse: by the writer, by copies to the
-        # device, by stores into tiers, and by requests' claims.
-        self.pins = 0
+        self.pins = 0  # of the writer, copies to the device, stores into tiers, and claims
         # The step of the last ``HIT``. ``prepare_load`` must find the chunk until this step ends.
         self.hit_step = -1
         self.used_s = 0.0

@@ -26,7 +26,7 @@ _NOT_FOUND: Final = Verdict.NOT_FOUND
 #: The maximum number of chunks to look up at once, which takes about 15 ms of a step. Requests
 #: further back in the engine's queue must wait for device blocks anyway, so lookups can wait too.
 MOST_CHUNKS: Final = 16_384
-#: Maps a failed lookup's verdict to the reason for the miss: LOOKUP_FAILED for other verdicts.
+#: The reason for a miss, by the lookup's verdict; LOOKUP_FAILED for other verdicts.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -102,7 +102,7 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # The table may hold another lookup of the chunk, because this one may not be shared.
+            # An unshared lookup is not in the table, which may have another lookup of the chunk.
             if self.open.get(key) is pending:
                 del self.open[key]
 
@@ -242,7 +242,7 @@ class TierSearch:
         return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Return a mask of tiers known to have a chunk; 0 if the first usable tier may lack it."""
+        """Return the tiers known to have a chunk; 0 if the first usable tier may lack it."""
         known = 0
         for tier in self._tiers:
             if tier.bit & state.tiers and tier.client.takes_reads:

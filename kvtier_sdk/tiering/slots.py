@@ -102,7 +102,7 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign chunks to taken slots, and pin each slot for the writer of its chunk."""
+        """Assign chunks to taken slots, and pin each slot for its writer."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -174,7 +174,7 @@ class PrimaryTier:
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
             return
-        # Chunks evicted together are about equally old, so the first chunk's age serves for all.
+        # Chunks evicted together are about equally old, so observe only the first chunk's age.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -212,7 +212,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Count the slots by state. Requests and tiers hold the slots with the indices ``held``."""
+        """Count the slots by state. Requests or tiers use the slots with the indices ``held``."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

@@ -67,8 +67,7 @@ class TierClient:
     :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. Call all
     methods on one thread, unless a method's description says otherwise.
 
-    The client owns the tier's queue limits, job table, counters and events. If the tier removes a
-    chunk during its store, the client reports no event for the store.
+    If the tier removes a chunk during its store, the client reports no event for the store.
 
     ::
 
@@ -86,7 +85,7 @@ class TierClient:
         stats: live counters; the caller counts ``hit_chunks``.
         chunk_bytes: payload of a chunk.
         jobs: jobs that were handed to the runner and are not yet released.
-        losses: why the tier lacks chunks that it had or was offered.
+        losses: the reasons why chunks are missing from the tier.
         load_bytes: payload of collected and running loads.
         store_bytes: payload of collected and running stores.
         is_drained: true to take the tier out of use. Running jobs still end, but
@@ -146,7 +145,7 @@ class TierClient:
         self._note_of = note_of
         self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
-        # The collected jobs, in order, and for each request the load that takes further chunks.
+        # The collected jobs, and the load of each request to which further chunks are added.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()

@@ -95,7 +95,7 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
 
 
 class Outages:
-    """A logger of the number of chunks that were not looked up or stored during an outage."""
+    """Logs the number of chunks that were not looked up or stored during an outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats

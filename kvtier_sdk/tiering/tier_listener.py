@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TierListener:
-    """A receiver of the results of a tier's jobs. Each method does nothing unless overridden.
+    """Receives the results of a tier's jobs. Each method does nothing unless overridden.
 
     The client calls every method on the engine's thread, inside :meth:`TierClient.poll` or
     :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
