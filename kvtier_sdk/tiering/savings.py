@@ -91,7 +91,7 @@ class Savings:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
-        """Count hits; ``sources`` has the index of each hit's tier, -1 for the primary tier."""
+        """Count ``keys`` as hits; ``sources`` has each hit's tier, -1 for the primary tier."""
         for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:

@@ -172,6 +172,7 @@ class TierClient:
                 the runner has ended.
         """
         self.stats.note_open(self._runner.start())
+        self._outages.update()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over the collected jobs, drain and close the tier, and end its runner.
@@ -524,8 +525,8 @@ class TierClient:
             self.jobs.note_removed(report.keys)
             self._events.add(report.keys, removed=True)
         else:
-            with self._outages.followed():
-                note_state(self.stats, report, now_s)
+            note_state(self.stats, report, now_s)
+            self._outages.update()
             if isinstance(report, RunnerStopped):
                 self._stopped(report, now_s)
 
@@ -576,13 +577,13 @@ class TierClient:
         if is_slow == self.stats.is_slow:
             return
         name = self.spec.name
-        with self._outages.followed():
-            self.stats.is_slow = int(is_slow)
-            if is_slow:
-                text = f"no load or store has made progress for {SLOW_S:g} s; it gets no stores"
-                self.log.often(logging.WARNING, "slow", f"{name}: slow: {text}")
-            else:
-                self._log_end("no longer slow", f"{name}: no longer slow")
+        self.stats.is_slow = int(is_slow)
+        if is_slow:
+            text = f"no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+            self.log.often(logging.WARNING, "slow", f"{name}: slow: {text}")
+        else:
+            self._log_end("no longer slow", f"{name}: no longer slow")
+        self._outages.update()
 
     def _log_end(self, topic: str, message: str) -> None:
         """Log the end of a condition, after any messages that were held back."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 from kvtier_sdk.metrics import TierStats
@@ -100,26 +99,23 @@ class Outages:
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # For each direction, the count of missed chunks at the start of the last outage.
-        self._missed_before = dict.fromkeys(Direction, 0)
+        # For each direction with an outage, the count of missed chunks at its start.
+        self._missed_before: dict[Direction, int] = {}
 
-    @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Record an outage that begins during the block; log the misses of an outage that ends."""
-        before = self._under_way()
-        yield
-        for direction, is_out in self._under_way().items():
-            if is_out and not before[direction]:
-                self._missed_before[direction] = self._missed(direction)
-            elif before[direction] and not is_out:
-                self._tell(direction)
-
-    def _under_way(self) -> dict[Direction, int]:
+    def update(self) -> None:
+        """Record an outage that has begun; log the misses of an outage that has ended."""
         stats = self._stats
-        return {
-            Direction.READ: stats.reads_open,
-            Direction.WRITE: stats.stores_open | stats.is_slow,
-        }
+        self._follow(Direction.READ, stats.reads_open)
+        self._follow(Direction.WRITE, stats.stores_open | stats.is_slow)
+
+    def _follow(self, direction: Direction, is_out: int) -> None:
+        if is_out:
+            self._missed_before.setdefault(direction, self._missed(direction))
+        elif direction in self._missed_before:
+            count = self._missed(direction) - self._missed_before.pop(direction)
+            if count:
+                message = f"{self._stats.name}: meanwhile {count:,} {_WHAT[direction]}"
+                self._log_end(f"missed {direction.value}s", message)
 
     def _missed(self, direction: Direction) -> int:
         dropped, failures = self._stats.dropped, self._stats.failures
@@ -127,9 +123,3 @@ class Outages:
             return dropped["lookup.unavailable"]
         unavailable = "store.unavailable"
         return dropped[unavailable] + dropped["store.slow"] + failures[unavailable]
-
-    def _tell(self, direction: Direction) -> None:
-        count = self._missed(direction) - self._missed_before[direction]
-        if count:
-            message = f"{self._stats.name}: meanwhile {count:,} {_WHAT[direction]}"
-            self._log_end(f"missed {direction.value}s", message)
