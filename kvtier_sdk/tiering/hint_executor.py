@@ -14,14 +14,11 @@ from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint, Outcome, Receipt, Verb
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.leases import Lease
 from kvtier_sdk.tiering.prefetcher import Prefetch, Prefetcher
-from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.sessions import Sessions
-from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
 _MOST_RECEIPTS: Final = 1024  # the most receipts to keep until the engine takes them
@@ -50,26 +47,17 @@ class HintExecutor:
     """Carries out hints within the leases' budget, and writes their receipts."""
 
     def __init__(
-        self,
-        primary: PrimaryTier,
-        search: TierSearch,
-        promotions: Promotions,
-        tiers: Sequence[ManagedTier],
-        requests: dict[str, RequestState],
-        clock: Clock,
-        *,
-        end_request: Callable[[RequestState], None],
+        self, search: TierSearch, clock: Clock, end_request: Callable[[RequestState], None]
     ) -> None:
-        self._primary = primary
-        self._leases = primary.leases
-        self._tiers = tiers
+        self._primary = search.primary
+        self._leases = search.primary.leases
+        self._tiers = search.tiers
         self._clock = clock
         self.max_duration_s: float = inf  # of a lease, and of the wait for a prefetch's turn
         self._log = TierLog(PRIMARY, clock)
-        self._sessions = Sessions(_REMEMBERED * len(primary.slots))
+        self._sessions = Sessions(_REMEMBERED * len(self._primary.slots))
         self._prefetcher = Prefetcher(
-            *(primary, search, promotions, tiers, requests),
-            *(self._keep_prefetched, self._note_prefetched, end_request),
+            search, self._keep_prefetched, self._note_prefetched, end_request
         )
         self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
         self._of_operator: deque[OperatorHint] = deque()  # any thread may append
@@ -112,7 +100,6 @@ class HintExecutor:
             self._carry_out(hint, request, keys, ends, state.tiers)
 
     def step(self) -> None:
-        """Carry out the operators' hints, and the prefetches that are due."""
         while self._of_operator:
             self._carry_out_for_operator(self._of_operator.popleft())
         if self._prefetcher.waiting:
@@ -226,7 +213,7 @@ class HintExecutor:
             self._refuse(hint, request, f"the latest turn is after {longest}")
         else:
             turn_s = now_s + wait_s
-            prefetch = Prefetch(request, keys, tiers, turn_s, turn_s + _PREFETCH_S)
+            prefetch = Prefetch(request, keys, tiers, turn_s, turn_s + _PREFETCH_S, len(keys))
             if self._prefetcher.add(prefetch):
                 self._write(hint, request, Outcome.DEFERRED, len(keys), wait_s)
                 return prefetch

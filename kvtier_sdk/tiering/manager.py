@@ -24,7 +24,7 @@ from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait, check_keys
 from kvtier_sdk.tiering.savings import Savings
-from kvtier_sdk.tiering.search import LookupTable, TierSearch
+from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
@@ -113,10 +113,7 @@ class TieringManager:
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
-        self._hints = HintExecutor(
-            *(self._primary, self._search, self._promotions, self._tiers, self._requests, clock),
-            end_request=self._end_if_over,
-        )
+        self._hints = HintExecutor(self._search, clock, self._end_if_over)
         self._most_leased = pool.slots - reserve
         self.limit_hints(hint_share, hint_duration_s)
         self._uses = Uses(self._primary, policy, self._tiers, self._requests)
@@ -142,10 +139,7 @@ class TieringManager:
         client = TierClient(
             spec,
             runner,
-            _Reports(
-                *(1 << index, self._primary, self._search.lookups, self._promotions),
-                *(self._cascade, self._uses.note_if_over),
-            ),
+            _Reports(self, index),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned. Without a limit, a slow tier could pin all of a small pool.
@@ -643,42 +637,33 @@ class TieringManager:
 
 
 class _Reports(TierListener):
-    def __init__(
-        self,
-        bit: int,
-        primary: PrimaryTier,
-        lookups: LookupTable,
-        promotions: Promotions,
-        cascade: Cascade,
-        on_publish: Callable[[RequestContext], None],
-    ) -> None:
-        self._bit = bit
-        self._on_publish = on_publish
-        self._primary = primary
-        self._lookups = lookups
-        self._promotions = promotions
-        self._cascade = cascade
+    def __init__(self, manager: TieringManager, index: int) -> None:
+        self._manager = manager
+        self._index = index
+        self._bit = 1 << index
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        self._lookups.answered(job.tag, self._bit, verdicts)
+        self._manager._search.lookups.answered(job.tag, self._bit, verdicts)
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        landed = self._promotions.concluded(job, verdicts)
+        manager = self._manager
+        landed = manager._promotions.concluded(job, verdicts)
         if landed:
-            self._primary.publish(landed, job.request)
-            self._on_publish(job.request)
-            self._cascade.landed(landed)
+            manager._primary.publish(landed, job.request)
+            manager._uses.note_if_over(job.request)
+            manager._cascade.landed(landed)
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        self._cascade.settled(self._bit, job, verdicts)
+        self._manager._cascade.settled(self._bit, job, verdicts)
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        self._promotions.removed(self._bit.bit_length() - 1, keys)
-        self._cascade.removed(self._bit, keys, evicted=evicted)
+        self._manager._promotions.removed(self._index, keys)
+        self._manager._cascade.removed(self._bit, keys, evicted=evicted)
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:
+            primary = self._manager._primary
             for index in job.slots:
-                self._primary.unpin(self._primary.slots[index])
+                primary.unpin(primary.slots[index])
         elif job.operation is Operation.LOAD:
-            self._promotions.released(job)
+            self._manager._promotions.released(job)

@@ -8,11 +8,8 @@ from itertools import count
 from operator import attrgetter
 from typing import Final
 
-from kvtier_sdk.tiering.cascade import ManagedTier
-from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, SlotState
 from kvtier_sdk.tiering.search import TierSearch
-from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
 _WINDOW: Final = 64  # the most chunks that a prefetch loads at once
@@ -33,12 +30,9 @@ class Prefetch:
     tiers: int
     turn_s: float
     until_s: float
-    wanted: int = field(init=False)
+    wanted: int  # the number of chunks before any was found missing
     place: int = 0  # the number of leading chunks that are in the primary tier
     loading: RequestState | None = None  # an internal request, for which the chunks are loaded
-
-    def __post_init__(self) -> None:
-        self.wanted = len(self.keys)
 
     def forget_from(self, missing: OffloadKey) -> None:
         """Forget a chunk that no tier has, and the later chunks, which are useless without it."""
@@ -55,11 +49,7 @@ class Prefetcher:
     A request therefore waits for at most one window of chunks that it does not need.
     """
 
-    _primary: PrimaryTier
     _search: TierSearch
-    _promotions: Promotions
-    _tiers: Sequence[ManagedTier]
-    _requests: dict[str, RequestState]
     # Leases loaded chunks, and returns their number. Without a lease for each, the prefetch ends.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Receives a prefetch that has ended, and the reason if the prefetch was given up.
@@ -69,7 +59,7 @@ class Prefetcher:
 
     def __post_init__(self) -> None:
         self._numbers = count(1)
-        self._window = max(1, min(_WINDOW, len(self._primary.slots) // 16))
+        self._window = max(1, min(_WINDOW, len(self._search.primary.slots) // 16))
 
     @property
     def is_due(self) -> bool:
@@ -91,8 +81,7 @@ class Prefetcher:
         return True
 
     def step(self) -> None:
-        """End expired prefetches, and continue the first one that is due."""
-        now_s = self._primary.now_s
+        now_s = self._search.primary.now_s
         for prefetch in list(self.waiting):
             if now_s > prefetch.until_s:
                 self.end(prefetch, "its time went by")
@@ -111,7 +100,7 @@ class Prefetcher:
         self.waiting.remove(prefetch)
         state = prefetch.loading
         if state is not None:
-            self._promotions.abandon(state)
+            self._search.promotions.abandon(state)
             state.finished = True
             self._end_request(state)
         self._ended(prefetch, given_up)
@@ -121,9 +110,10 @@ class Prefetcher:
             # A started prefetch already pins chunks, so do not postpone the rest.
             return True
         chunks = len(prefetch.keys)
-        load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
+        loads_s = [tier.client.expected_load_s(chunks) for tier in self._search.tiers]
+        load_s = max(loads_s, default=0.0)
         lead_s = _LEAD_S + 2 * load_s + _WINDOW_S * (chunks // self._window)
-        return self._primary.now_s >= prefetch.turn_s - lead_s
+        return self._search.primary.now_s >= prefetch.turn_s - lead_s
 
     def _carry_on(self, prefetch: Prefetch) -> None:
         if self._is_loading():
@@ -135,7 +125,7 @@ class Prefetcher:
         if self._look_up(prefetch, window, state):
             return
         kept = self._arrived(prefetch, window)
-        self._promotions.abandon(state)
+        self._search.promotions.abandon(state)
         state.forget_answers()
         prefetch.place += kept
         if kept < len(window) or prefetch.place == len(prefetch.keys):
@@ -145,11 +135,11 @@ class Prefetcher:
         """Return true if loads are queued or running, or will start when this step ends."""
         if any(pending.is_known for pending in self._search.lookups.new):
             return True
-        return any(tier.client.load_bytes for tier in self._tiers)
+        return any(tier.client.load_bytes for tier in self._search.tiers)
 
     def _begin(self, prefetch: Prefetch) -> RequestState:
         request = prefetch.request
-        wait_s = max(0.0, prefetch.turn_s - self._primary.now_s)
+        wait_s = max(0.0, prefetch.turn_s - self._search.primary.now_s)
         context = RequestContext(
             f"kvtier prefetch {next(self._numbers)}",
             resume_in_s=wait_s,
@@ -158,14 +148,14 @@ class Prefetcher:
         )
         state = RequestState(context, None, prefetch.tiers)
         state.is_prefetch = True
-        self._requests[context.request_id] = state
+        self._search.requests[context.request_id] = state
         return state
 
     def _look_up(self, prefetch: Prefetch, keys: Sequence[OffloadKey], state: RequestState) -> bool:
         """Look up chunks; return false once all chunks are in the primary tier."""
         pending = False
         for key in keys:
-            slot = self._primary.by_key.get(key)
+            slot = self._search.primary.by_key.get(key)
             if slot is None:
                 if self._search.find(key, state) is _MISS:
                     prefetch.forget_from(key)
@@ -173,6 +163,6 @@ class Prefetcher:
                 pending = True
             elif slot.state is _LOADING:
                 if key not in state.claims:
-                    self._promotions.join(slot, state)
+                    self._search.promotions.join(slot, state)
                 pending = True
         return pending

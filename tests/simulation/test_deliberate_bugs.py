@@ -534,9 +534,10 @@ def a_prefetch_loads_all_at_once(original: Any, self: Any, *arguments: Any, **na
 @bug("at rest nothing is left", "each pin has its owner", "a prefetch loads few chunks at once")
 @around(Prefetcher, "_carry_on")
 def a_prefetch_forgets_its_claims(original: Any, self: Any, prefetch: Any) -> None:
-    abandon, self._promotions.abandon = self._promotions.abandon, lambda state: None
+    promotions = self._search.promotions
+    abandon, promotions.abandon = promotions.abandon, lambda state: None
     original(self, prefetch)
-    self._promotions.abandon = abandon
+    promotions.abandon = abandon
 
 
 @bug("counts add up", "the manager never raises")
