@@ -29,9 +29,6 @@
 #define GROUP 64
 #define ROW 16
 #define HEAD_BYTES (LAYERS * 2 + LAYERS * SYMBOLS)
-#define LENGTH_BYTES 4
-#define FOOTER_BYTES 16
-#define MAGIC "KVPL"
 #define FORMAT 1
 #define LEAST_GAIN 16 /* a coded payload is at least a sixteenth shorter */
 
@@ -44,8 +41,15 @@ static const struct kind kinds[] = {{2, 8, 0, 0}, {2, 5, 0, 0},    {1, 4, 0, 0},
                                     {1, 5, 0, 0}, {2, 8, 19, 254}, {2, 5, 120, 142}};
 #define FLOAT8 4 /* the first kind that is rounded to float8_e4m3fn */
 
-/* An element of a payload, which may begin at an odd address. */
+/* An element of a payload, or a count in a head, which may begin at an odd address. */
 typedef uint16_t __attribute__((aligned(1), may_alias)) element16;
+
+/* The processors above are little-endian, like the format. */
+struct footer {
+    char magic[4];
+    uint16_t format, number;
+    uint64_t payload_bytes;
+};
 
 /* The memory for one call. Vectors may read and write up to 16 bytes after an array's elements. */
 struct scratch {
@@ -53,25 +57,12 @@ struct scratch {
     uint8_t rare[BLOCK + GROUP];
     uint8_t rest[BLOCK];
     uint8_t coded[HEAD_BYTES + LAYERS * BLOCK / 4 + BLOCK];
-    uint8_t table[]; /* the lengths of the payload's blocks */
+    uint32_t table[]; /* the lengths of the payload's blocks */
 };
 
 static size_t round_up(size_t size, size_t step)
 {
     return (size + step - 1) / step * step;
-}
-
-/* Both processors are little-endian, like the format. */
-static uint64_t read_number(const uint8_t *from, unsigned bytes)
-{
-    uint64_t number = 0;
-    memcpy(&number, from, bytes);
-    return number;
-}
-
-static void write_number(uint8_t *to, unsigned bytes, uint64_t number)
-{
-    memcpy(to, &number, bytes);
 }
 
 /* Pack `width` bits of each value, from bit `shift` on, into a plane. Byte j of each 16 bytes of a
@@ -119,11 +110,6 @@ INLINE const uint8_t *unpack(uint8_t *restrict values, size_t count, unsigned sh
 INLINE unsigned rest_bits(struct kind kind)
 {
     return 8 * kind.bytes - kind.exponent_bits;
-}
-
-static size_t rest_bytes(struct kind kind, size_t count)
-{
-    return count / 8 * rest_bits(kind);
 }
 
 /* Write a block's rests to `coded`, and its exponents to the scratch. */
@@ -406,42 +392,38 @@ INLINE bool restore_unit(struct kind kind, element16 *restrict plain, const uint
     return true;
 }
 
-static bool round_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded)
+INLINE bool round_block(struct kind kind, const uint8_t *plain, size_t count, uint8_t *coded)
 {
-    bool is_finite = true;
-    for (size_t at = 0; is_finite && at < count; at += UNIT, coded += 1 + UNIT) {
-        const element16 *unit = (const element16 *)plain + at;
-        is_finite = number == FLOAT8 ? round_unit(kinds[FLOAT8], unit, coded)
-                                     : round_unit(kinds[FLOAT8 + 1], unit, coded);
-    }
-    return is_finite;
+    for (size_t at = 0; at < count; at += UNIT, coded += 1 + UNIT)
+        if (!round_unit(kind, (const element16 *)plain + at, coded))
+            return false;
+    return true;
 }
 
-static bool restore_block(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded)
+INLINE bool restore_block(struct kind kind, uint8_t *plain, size_t count, const uint8_t *coded)
 {
-    bool is_good = true;
-    for (size_t at = 0; is_good && at < count; at += UNIT, coded += 1 + UNIT) {
-        element16 *unit = (element16 *)plain + at;
-        is_good = number == FLOAT8 ? restore_unit(kinds[FLOAT8], unit, coded)
-                                   : restore_unit(kinds[FLOAT8 + 1], unit, coded);
-    }
-    return is_good;
+    for (size_t at = 0; at < count; at += UNIT, coded += 1 + UNIT)
+        if (!restore_unit(kind, (element16 *)plain + at, coded))
+            return false;
+    return true;
 }
 
 /* Code a block, and return its coded length, or its plain length if it is stored unchanged. */
 static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
                            struct scratch *scratch)
 {
-    size_t plain_bytes = count * kinds[number].bytes, kept = rest_bytes(kinds[number], count);
+    size_t plain_bytes = count * kinds[number].bytes, kept = count / 8 * rest_bits(kinds[number]);
+    /* Constant kinds let the compiler use vector instructions. */
     if (number >= FLOAT8) {
-        if (round_block(number, plain, count, coded))
+        if (number == FLOAT8 ? round_block(kinds[FLOAT8], plain, count, coded)
+                             : round_block(kinds[FLOAT8 + 1], plain, count, coded))
             return count / UNIT * (1 + UNIT);
         memcpy(coded, plain, plain_bytes);
         return plain_bytes;
     }
     uint8_t *exponents = scratch->exponents, *head = scratch->coded, *at = head + HEAD_BYTES;
     uint8_t *symbols = head + LAYERS * 2;
-    switch (number) { /* constant kinds let the compiler use vector instructions */
+    switch (number) {
     case 0: split(kinds[0], plain, count, coded, scratch); break;
     case 1: split(kinds[1], plain, count, coded, scratch); break;
     case 2: split(kinds[2], plain, count, coded, scratch); break;
@@ -452,7 +434,7 @@ static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, 
         size_t padded = round_up(count, GROUP);
         memset(exponents + count, symbols[0], padded - count);
         count = narrow(exponents, padded, symbols, at);
-        write_number(head + 2 * layer, 2, count);
+        ((element16 *)head)[layer] = (uint16_t)count;
         at += padded / 4;
     }
     memcpy(at, exponents, count);
@@ -470,14 +452,16 @@ static bool decode_block(unsigned number, uint8_t *plain, size_t count, const ui
                          size_t length, struct scratch *scratch)
 {
     if (number >= FLOAT8)
-        return length == count / UNIT * (1 + UNIT) && restore_block(number, plain, count, coded);
-    size_t kept = rest_bytes(kinds[number], count), counts[LAYERS + 1] = {count};
+        return length == count / UNIT * (1 + UNIT)
+               && (number == FLOAT8 ? restore_block(kinds[FLOAT8], plain, count, coded)
+                                    : restore_block(kinds[FLOAT8 + 1], plain, count, coded));
+    size_t kept = count / 8 * rest_bits(kinds[number]), counts[LAYERS + 1] = {count};
     if (length < kept + HEAD_BYTES)
         return false;
     const uint8_t *head = coded + kept, *symbols = head + HEAD_BYTES, *at = coded + length;
     size_t needed = kept + HEAD_BYTES;
     for (unsigned layer = 0; layer < LAYERS; layer++) {
-        counts[layer + 1] = read_number(head + 2 * layer, 2);
+        counts[layer + 1] = ((const element16 *)head)[layer];
         if (counts[layer + 1] > counts[layer])
             return false;
         needed += round_up(counts[layer], GROUP) / 4;
@@ -519,7 +503,7 @@ static struct layout layout_of(unsigned number, size_t payload_bytes)
     struct layout layout = {.bytes = kinds[number].bytes};
     layout.elements = payload_bytes / layout.bytes / UNIT * UNIT;
     layout.blocks = (layout.elements + BLOCK - 1) / BLOCK;
-    layout.table_bytes = layout.blocks * LENGTH_BYTES;
+    layout.table_bytes = layout.blocks * sizeof(uint32_t);
     return layout;
 }
 
@@ -529,24 +513,17 @@ static size_t block_count(const struct layout *layout, size_t block)
     return count < BLOCK ? count : BLOCK;
 }
 
-static void write_footer(uint8_t *to, unsigned number, size_t payload_bytes)
-{
-    memcpy(to, MAGIC, 4);
-    write_number(to + 4, 2, FORMAT);
-    write_number(to + 6, 2, number);
-    write_number(to + 8, 8, payload_bytes);
-}
-
 /* Encode a payload, and return its coded length, or 0 if it gains too little. */
 static size_t encode(unsigned number, const uint8_t *payload, size_t payload_bytes,
                      uint8_t *stored, size_t alignment, struct scratch *scratch)
 {
     struct layout layout = layout_of(number, payload_bytes);
-    size_t length = 0, at = 0, trailer = layout.table_bytes + FOOTER_BYTES;
+    struct footer footer = {"KVPL", FORMAT, (uint16_t)number, payload_bytes};
+    size_t length = 0, at = 0, trailer = layout.table_bytes + sizeof footer;
     for (size_t block = 0; block < layout.blocks; block++) {
         size_t count = block_count(&layout, block);
         size_t coded = encode_block(number, payload + at, count, stored + length, scratch);
-        write_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES, coded);
+        scratch->table[block] = (uint32_t)coded;
         at += count * layout.bytes;
         length += coded;
     }
@@ -557,7 +534,7 @@ static size_t encode(unsigned number, const uint8_t *payload, size_t payload_byt
     length += payload_bytes - at;
     memset(stored + length, 0, stored_bytes - trailer - length);
     memcpy(stored + stored_bytes - trailer, scratch->table, layout.table_bytes);
-    write_footer(stored + stored_bytes - FOOTER_BYTES, number, payload_bytes);
+    memcpy(stored + stored_bytes - sizeof footer, &footer, sizeof footer);
     return stored_bytes;
 }
 
@@ -570,15 +547,14 @@ static bool decode(unsigned number, uint8_t *memory, size_t stored_bytes, size_t
                    struct scratch *scratch)
 {
     struct layout layout = layout_of(number, payload_bytes);
-    size_t trailer = layout.table_bytes + FOOTER_BYTES, length = 0;
-    uint8_t footer[FOOTER_BYTES];
-    write_footer(footer, number, payload_bytes);
+    struct footer footer = {"KVPL", FORMAT, (uint16_t)number, payload_bytes};
+    size_t trailer = layout.table_bytes + sizeof footer, length = 0;
     if (stored_bytes < trailer
-        || memcmp(footer, memory + stored_bytes - FOOTER_BYTES, FOOTER_BYTES) != 0)
+        || memcmp(&footer, memory + stored_bytes - sizeof footer, sizeof footer) != 0)
         return false;
     memcpy(scratch->table, memory + stored_bytes - trailer, layout.table_bytes);
     for (size_t block = 0; block < layout.blocks; block++) {
-        size_t coded = read_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES);
+        size_t coded = scratch->table[block];
         if (coded > block_count(&layout, block) * layout.bytes)
             return false;
         length += coded;
@@ -589,7 +565,7 @@ static bool decode(unsigned number, uint8_t *memory, size_t stored_bytes, size_t
     memmove(memory + at, memory + length, payload_bytes - at);
     for (size_t block = layout.blocks; block-- > 0;) {
         size_t count = block_count(&layout, block), plain_bytes = count * layout.bytes;
-        size_t coded = read_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES);
+        size_t coded = scratch->table[block];
         length -= coded;
         at -= plain_bytes;
         const uint8_t *from = memory + length;
