@@ -328,7 +328,6 @@ class ReturnsPolicy(EvictionPolicy):
         self._ranked.sort(key=itemgetter(0))
 
     def _move_on(self, bucket: int, waits: list[_Cells]) -> None:
-        """Move the oldest groups of a bucket to the next bucket."""
         since_s = self.now_s - _ENDS[bucket]
         cells = waits[bucket]
         for kind, cell in list(cells.items()):

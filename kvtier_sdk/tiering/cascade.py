@@ -67,18 +67,16 @@ class Cascade:
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
-        by_moment = {
-            StoreMoment.STORED: self._on_store,
-            StoreMoment.HIT: self._on_hit,
-            StoreMoment.EVICTED: self._on_evict,
-        }
         self._tiers.append(tier)
         moment = tier.store_policy.moment
-        by_moment[moment].append(tier)
-        if moment is StoreMoment.EVICTED:
-            self._owed_mask |= tier.bit
-        elif moment is StoreMoment.STORED:
+        if moment is StoreMoment.STORED:
+            self._on_store.append(tier)
             self._stored_mask |= tier.bit
+        elif moment is StoreMoment.EVICTED:
+            self._on_evict.append(tier)
+            self._owed_mask |= tier.bit
+        else:
+            self._on_hit.append(tier)
         if tier.whole_requests:
             self._whole.append(tier)
         self.tracks = bool(self._on_hit or self._on_evict or self._whole)
@@ -89,7 +87,6 @@ class Cascade:
         return bool(self._on_evict) and self.missing > 0
 
     def lacked_room(self, keys: Sequence[OffloadKey]) -> None:
-        """Record chunks that got no slot, and therefore reach no tier."""
         self.missing = max(self.missing, len(keys))
         for tier in self._tiers:
             tier.client.losses.note(keys, "store.primary_full")
@@ -130,7 +127,6 @@ class Cascade:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record a use of chunks, and offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if request.is_over:
@@ -202,7 +198,6 @@ class Cascade:
                 slot.offers.owed &= ~bit
 
     def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that the tier has lost the chunks, so that it can get them again."""
         self._tier_of(bit).admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:

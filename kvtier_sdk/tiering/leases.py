@@ -68,7 +68,6 @@ class Leases:
         return granted
 
     def renew(self, keys: Iterable[OffloadKey], now_s: float) -> None:
-        """Extend the pins of used chunks."""
         for key in keys:
             lease = self.held.get(key)
             if lease is not None and lease.renewal_s:

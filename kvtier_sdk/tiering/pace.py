@@ -68,7 +68,6 @@ class Pace:
             self._learn_store(job, result)
 
     def is_slow(self, now_s: float) -> bool:
-        """Return true if running loads or stores have made no progress for :data:`SLOW_S`."""
         return any(
             under_way and now_s - at_s > SLOW_S
             for under_way, at_s in zip(self._under_way, self._progress_s, strict=True)

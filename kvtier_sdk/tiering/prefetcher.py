@@ -90,7 +90,6 @@ class Prefetcher:
                 return
 
     def drop(self, tenant: str, session: str) -> None:
-        """End the prefetches of a session, because its turn has come."""
         for prefetch in list(self.waiting):
             request = prefetch.request
             if (request.tenant, request.session) == (tenant, session):
@@ -146,8 +145,7 @@ class Prefetcher:
             session=request.session,
             tenant=request.tenant,
         )
-        state = RequestState(context, None, prefetch.tiers)
-        state.is_prefetch = True
+        state = RequestState(context, None, prefetch.tiers, is_prefetch=True)
         self._search.requests[context.request_id] = state
         return state
 

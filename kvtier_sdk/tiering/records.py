@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -147,7 +148,6 @@ class Wait:
         self.slot, self._key, self._state = slot, slot.key, slot.state
 
     def is_over(self, now_s: float) -> bool:
-        """Return true if a tier has answered, a deadline has passed, or the slot has changed."""
         slot = self.slot
         if slot is not None and (slot.state is not self._state or slot.key != self._key):
             return True
@@ -157,34 +157,28 @@ class Wait:
         return False
 
 
+@dataclass(eq=False)
 class RequestState:
-    def __init__(
-        self,
-        context: RequestContext,
-        named: dict[OffloadKey, None] | None,
-        tiers: int = -1,
-        arrived_s: float = 0.0,
-    ) -> None:
-        self.context = context
-        # The chunks in the order of their first lookup or store; for traces, sessions and hints.
-        self.named = named
-        self.tiers = tiers  # mask of the tiers that the request may ask; -1 for all
-        self.arrived_s = arrived_s  # for the trace
-        self.turn = -1  # the last step in which the request was allowed to begin lookups
-        self.asked: dict[OffloadKey, PendingLookup] = {}
-        self.asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
-        self.known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
-        # True if a load without a lookup could not begin. Later loads then need lookups.
-        self.asks_first = False
-        # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
-        self.claims: dict[OffloadKey, Slot] = {}
-        self.copies: dict[OffloadKey, list[Slot]] = {}  # the slots of running copies to the device
-        self.writes: dict[OffloadKey, Slot] = {}  # slots that the device writes, in prefix order
-        self.wait: Wait | None = None
-        self.missed: set[OffloadKey] = set()  # so that each miss is counted once
-        self.finished = False  # true once the engine has ended it; its copies may still run
-        self.stop: str | None = None  # why the answer ended, if the engine knows
-        self.is_prefetch = False  # no request needs the chunks yet, so misses are not counted
+    context: RequestContext
+    # The chunks in the order of their first lookup or store; for traces, sessions and hints.
+    named: dict[OffloadKey, None] | None
+    tiers: int = -1  # mask of the tiers that the request may ask; -1 for all
+    arrived_s: float = 0.0  # for the trace
+    is_prefetch: bool = False  # no request needs the chunks yet, so misses are not counted
+    turn: int = -1  # the last step in which the request was allowed to begin lookups
+    asked: dict[OffloadKey, PendingLookup] = field(default_factory=dict)
+    asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
+    known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
+    # True if a load without a lookup could not begin. Later loads then need lookups.
+    asks_first: bool = False
+    # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
+    claims: dict[OffloadKey, Slot] = field(default_factory=dict)
+    copies: dict[OffloadKey, list[Slot]] = field(default_factory=dict)  # running, to the device
+    writes: dict[OffloadKey, Slot] = field(default_factory=dict)  # by the device, in prefix order
+    wait: Wait | None = None
+    missed: set[OffloadKey] = field(default_factory=set)  # so that each miss is counted once
+    finished: bool = False  # true once the engine has ended it; its copies may still run
+    stop: str | None = None  # why the answer ended, if the engine knows
 
     @property
     def over(self) -> bool:

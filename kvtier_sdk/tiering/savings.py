@@ -32,7 +32,6 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record that a request begins to compute ``chunks`` chunks."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s

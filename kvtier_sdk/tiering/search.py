@@ -85,7 +85,6 @@ class LookupTable:
             self._close(pending)
 
     def give_up(self, pending: PendingLookup) -> None:
-        """End a lookup, and count the missing answers as timeouts."""
         pending.waiting = 0
         pending.doubt = MissReason.TIMEOUT.value
         self._close(pending)
@@ -306,7 +305,6 @@ class TierSearch:
         return MissReason.PRIMARY_FULL
 
     def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
-        """Return true if loading all chunks of a lookup is faster than recomputing them."""
         recompute_s = self.primary.stats.recompute_s
         if recompute_s is None:
             return True

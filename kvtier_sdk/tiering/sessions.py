@@ -32,7 +32,6 @@ class Sessions:
         return self._sessions.get((tenant, session), ())
 
     def own_chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
-        """Return the session's chunks that no other known session has."""
         uses = self._uses
         return [key for key in self.chunks(tenant, session) if uses[key] == 1]
 

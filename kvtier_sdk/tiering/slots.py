@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -22,13 +23,13 @@ _READY: Final = SlotState.READY
 _QUARANTINED: Final = SlotState.QUARANTINED
 
 
+@dataclass(eq=False)
 class Purge:
     """The progress of an operator's purge of the primary tier."""
 
-    def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
-        # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
-        self.left: Sequence[OffloadKey] | None = keys
-        self.forgotten: int = 0
+    # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
+    left: Sequence[OffloadKey] | None
+    forgotten: int = 0
 
 
 class PrimaryTier:
@@ -102,7 +103,6 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign chunks to taken slots, and pin each slot for its writer."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -196,7 +196,6 @@ class PrimaryTier:
         return purge
 
     def begin_step(self) -> None:
-        """End expired leases, and remove purged chunks that are not in use."""
         if self.leases.held:
             self.leases.expire(self.now_s)
         for purge in list(self._purges):
