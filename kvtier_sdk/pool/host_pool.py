@@ -74,8 +74,7 @@ class HostPool:
         """
         check_room(layout.size_bytes)
         pool = cls.__new__(cls)
-        file = make_unnamed(layout)
-        pool._map(layout, file, prefault=prefault, reserve=True)
+        pool._map(layout, make_unnamed(layout), prefault=prefault, reserve=True)
         return pool
 
     @classmethod
@@ -104,8 +103,7 @@ class HostPool:
                 ``worker``, or the processes disagree on the layout.
         """
         pool = cls.__new__(cls)
-        file = join_named(Path(directory), replica, layout, worker)
-        pool._map(layout, file)
+        pool._map(layout, join_named(Path(directory), replica, layout, worker))
         return pool
 
     @classmethod
@@ -185,7 +183,7 @@ class HostPool:
     @property
     def region(self) -> Region:
         """The address and the size of the whole mapping in this process."""
-        return Region.of(self._open_mapping())
+        return Region.of(self._whole())
 
     def absent(self) -> list[str]:
         """Return the names of processes that have not joined: "the scheduler", "worker 1".
@@ -248,13 +246,10 @@ class HostPool:
 
     def _whole(self) -> memoryview:
         if self._view is None:
-            self._view = memoryview(self._open_mapping())
+            if self._mapping is None:
+                raise KVTierError("the host pool is closed")
+            self._view = memoryview(self._mapping)
         return self._view
-
-    def _open_mapping(self) -> mmap.mmap:
-        if self._mapping is None:
-            raise KVTierError("the host pool is closed")
-        return self._mapping
 
     def _shared_file(self) -> PoolFile:
         if self._file is None:

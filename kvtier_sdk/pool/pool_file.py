@@ -9,7 +9,7 @@ import os
 import stat
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtier_sdk.errors import ConfigError
@@ -71,7 +71,6 @@ class PoolFile:
 
 
 def make_unnamed(layout: PoolLayout) -> PoolFile:
-    """Create an in-memory file of constant size, and join it as the scheduler."""
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
@@ -139,19 +138,17 @@ def sweep(directory: Path) -> None:
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
     """Join a file; remove its name once all have joined. Return ``None`` if it had no name."""
     file = PoolFile(fd, layout, worker, path)
-    try:
+    with ExitStack() as undo:
+        undo.callback(file.close)
         with leases.joining(fd):
-            if os.fstat(fd).st_nlink:
-                _layout_of(fd, layout)
-                _claim(fd, layout, worker)
-                if not file.absent():
-                    path.unlink()
-                return file
-    except BaseException:
-        file.close()
-        raise
-    file.close()
-    return None
+            if not os.fstat(fd).st_nlink:
+                return None
+            _layout_of(fd, layout)
+            _claim(fd, layout, worker)
+            if not file.absent():
+                path.unlink()
+        undo.pop_all()
+    return file
 
 
 def _open_own(path: Path) -> int | None:
@@ -187,17 +184,15 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
             f"a shared host pool cannot be made in {directory} ({error.strerror}): "
             "it must be a directory on a tmpfs that this user may write to"
         ) from error
-    parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _closed_on_failure(fd):
             _shape(fd, layout)
             _claim(fd, layout, worker)
-            # os.link follows a link in /proc only if it is called with a directory descriptor.
-            os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
+            # os.link follows a link in /proc only if it is called with a descriptor, which the
+            # kernel ignores, because the path is absolute.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
     except FileExistsError:
         return None
-    finally:
-        os.close(parent)
     return PoolFile(fd, layout, worker, path)
 
 
