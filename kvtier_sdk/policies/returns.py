@@ -100,14 +100,9 @@ class ReturnsPolicy(EvictionPolicy):
         if ghosts.keys().isdisjoint(keys):
             self._store(turn.group(1), keys)
             return
-        before: dict[_Group | None, list[OffloadKey]] = {}
-        old: _Group | None = None
-        run = before[None] = []
-        for key in keys:
-            ghost = ghosts.pop(key, None)
-            if ghost is not old:
-                old, run = ghost, before.setdefault(ghost, [])
-            run.append(key)
+        before: dict[_Group | None, list[OffloadKey]] = {None: []}
+        for ghost, of_group in groupby(keys, lambda key: ghosts.pop(key, None)):
+            before.setdefault(ghost, []).extend(of_group)
         for ghost, run in before.items():
             if ghost is None:
                 self._store(turn.group(1), run)

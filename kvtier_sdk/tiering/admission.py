@@ -60,18 +60,18 @@ class Admission:
     def _enabled(self) -> bool:
         return self._options is not None and self._options.admission == "auto"
 
-    @property
-    def is_selective(self) -> bool:
-        return bool(self._stats.is_selective)
-
-    def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Return the slots whose chunks the tier should get; count the others as not admitted."""
+    def choose(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+        """Return the slots whose chunks the tier gets, and the slots of chunks not admitted."""
         if not self._capacity:
-            return slots
+            return slots, ()
         self._decide()
-        chosen = [slot for slot in slots if self._note(slot.key) or not self.is_selective]
-        self._stats.not_admitted_chunks += len(slots) - len(chosen)
-        return chosen
+        chosen: list[Slot] = []
+        others: list[Slot] = []
+        for slot in slots:
+            is_chosen = self._note(slot.key) or not self._stats.is_selective
+            (chosen if is_chosen else others).append(slot)
+        self._stats.not_admitted_chunks += len(others)
+        return chosen, others
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
         for key in keys:

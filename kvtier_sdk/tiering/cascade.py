@@ -30,13 +30,9 @@ class ManagedTier:
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
     def admit(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
-        """Return the slots whose chunks the tier gets, and the other slots."""
-        chosen = self.admission.choose(slots)
-        if len(chosen) == len(slots):
-            return slots, ()
-        kept = set(chosen)
-        others = [slot for slot in slots if slot not in kept]
-        self.client.losses.note([slot.key for slot in others], "not_admitted")
+        chosen, others = self.admission.choose(slots)
+        if others:
+            self.client.losses.note([slot.key for slot in others], "not_admitted")
         return chosen, others
 
 
@@ -96,34 +92,32 @@ class Cascade:
             for slot in slots:
                 # Mark the chunk, so that a later use by another request offers it to the tiers.
                 self._note_failed(slot, self._stored_mask)
-            # Tiers may wait for the chunks, if another request used them during the write.
+        else:
+            for tier in self._on_store:
+                chosen, others = tier.admit(slots)
+                for slot in others:
+                    self._note_failed(slot, tier.bit)
+                self._offer(tier, chosen, request)
             if self.tracks:
-                self._serve_followers(slots)
-            return
-        for tier in self._on_store:
-            chosen, others = tier.admit(slots)
-            for slot in others:
-                self._note_failed(slot, tier.bit)
-            self._offer(tier, chosen, request)
-        if self.tracks:
-            for slot in slots:
-                self._offers(slot).owed = self._owed_mask
+                for slot in slots:
+                    self._offers(slot).owed = self._owed_mask
             for tier in self._on_evict:
                 for slot in tier.admit(slots)[1]:
                     self._offers(slot).owed &= ~tier.bit
+        if self.tracks:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
         """Record promoted chunks, and send each chunk to the tiers that wait for it."""
         for slot in slots:
-            assert slot.promotion is not None
-            self._tiers[slot.promotion.tier].admission.read(slot.key)
-        if self.tracks:
-            for slot in slots:
-                assert slot.promotion is not None
+            promotion = slot.promotion
+            assert promotion is not None
+            self._tiers[promotion.tier].admission.read(slot.key)
+            if self.tracks:
                 offers = self._offers(slot)
-                offers.sent = slot.promotion.pending.hits[slot.key]
+                offers.sent = promotion.pending.hits[slot.key]
                 offers.owed = self._owed_mask & ~offers.sent
+        if self.tracks:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:

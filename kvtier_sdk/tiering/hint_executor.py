@@ -59,22 +59,13 @@ class HintExecutor:
         self._prefetcher = Prefetcher(
             search, self._keep_prefetched, self._note_prefetched, end_request
         )
-        self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
-        self._of_operator: deque[OperatorHint] = deque()  # any thread may append
+        self.receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
+        self.of_operator: deque[OperatorHint] = deque()  # any thread may append
         self._operator_prefetches: dict[Prefetch, OperatorHint] = {}
 
     @property
     def has_work(self) -> bool:
-        return bool(self._of_operator) or self._prefetcher.is_due
-
-    def take_receipts(self) -> list[Receipt]:
-        receipts = list(self._receipts)
-        self._receipts.clear()
-        return receipts
-
-    def ask(self, hint: OperatorHint) -> None:
-        """Carry out an operator's hint in the engine's next step. Any thread may call this."""
-        self._of_operator.append(hint)
+        return bool(self.of_operator) or self._prefetcher.is_due
 
     def begin(self, request: RequestContext) -> None:
         """Cancel the prefetches of a request's session, because its next turn has come."""
@@ -100,8 +91,8 @@ class HintExecutor:
             self._carry_out(hint, request, keys, ends, state.tiers)
 
     def step(self) -> None:
-        while self._of_operator:
-            self._carry_out_for_operator(self._of_operator.popleft())
+        while self.of_operator:
+            self._carry_out_for_operator(self.of_operator.popleft())
         if self._prefetcher.waiting:
             self._prefetcher.step()
 
@@ -236,7 +227,7 @@ class HintExecutor:
         self._write(Hint(Verb.PREFETCH), prefetch.request, outcome, chunks, reason=reason)
         asked = self._operator_prefetches.pop(prefetch, None)
         if asked is not None:
-            asked.receipt = self._receipts[-1]
+            asked.receipt = self.receipts[-1]
 
     def _carry_out_for_operator(self, asked: OperatorHint) -> None:
         hint, tenant, session = asked.hint, asked.tenant, asked.session
@@ -255,7 +246,7 @@ class HintExecutor:
             self._prefetcher.drop(tenant, session)
             self._carry_out(Hint(Verb.END), request, own, {})
             self._primary.purge(own)
-        asked.receipt = self._receipts[-1]
+        asked.receipt = self.receipts[-1]
 
     def _refuse(self, hint: Hint, request: RequestContext, reason: str) -> None:
         self._write(hint, request, Outcome.REFUSED, reason=reason)
@@ -272,7 +263,7 @@ class HintExecutor:
         session = hint.session or request.session
         who = request.request_id, session, request.tenant
         receipt = Receipt(*who, hint.verb, outcome, chunks, duration_s, reason)
-        self._receipts.append(receipt)
+        self.receipts.append(receipt)
         topic = f"{hint.verb.value}.{outcome.value}"
         self._primary.stats.hints[topic] += 1
         self._log.often(logging.INFO, topic, f"{PRIMARY}: {receipt}")

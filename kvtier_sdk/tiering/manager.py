@@ -424,7 +424,11 @@ class TieringManager:
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
         """Attach the note from ``make_note`` to the pool's chunk ``key``, unless it has one."""
-        self._primary.describe(key, make_note)
+        slot = self._by_key.get(key)
+        if slot is not None and not slot.note:
+            slot.note = make_note().encode()
+            if slot.state is _READY:
+                self._primary.events.describe(key, slot.note)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
@@ -527,7 +531,9 @@ class TieringManager:
 
     def take_receipts(self) -> list[Receipt]:
         """Return the receipts since the last call, oldest first. At most 1,024 are kept."""
-        return self._hints.take_receipts()
+        receipts = list(self._hints.receipts)
+        self._hints.receipts.clear()
+        return receipts
 
     def limit_hints(self, share: float, duration_s: float) -> None:
         """Limit later hints to a ``share`` of slots and ``duration_s``. Any thread may call it."""
@@ -536,7 +542,7 @@ class TieringManager:
 
     def give_hint(self, hint: OperatorHint) -> None:
         """Carry out an operator's hint at the end of the next step; any thread may call this."""
-        self._hints.ask(hint)
+        self._hints.of_operator.append(hint)
 
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, grouped by tier, and oldest first in each tier."""
@@ -550,13 +556,10 @@ class TieringManager:
         must not call ``complete`` methods for copies prepared before the reset. Their slots are not
         reused until :meth:`on_reset_flushed`. The tiers' running jobs go on, but have no effect.
 
-        With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
-        gets no lookups, loads or stores until all chunks of the namespace are deleted from the
-        tier; a failed deletion is retried. Chunks that other engines store in a shared tier during
-        the deletion may stay.
-
-        Args:
-            scope: the tiers to empty.
+        If ``scope`` is :attr:`ResetScope.ALL`, the secondary tiers are emptied too, in the
+        background. A tier gets no lookups, loads or stores until all chunks of the namespace are
+        deleted from the tier; a failed deletion is retried. Chunks that other engines store in a
+        shared tier during the deletion may stay.
         """
         self._search.lookups.forget()
         removed = self._promotions.forget_all()
@@ -589,11 +592,7 @@ class TieringManager:
             self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Wait for running stores, close the tiers, and forget all requests.
-
-        Args:
-            timeout_s: seconds allowed for draining each tier, and again for closing it.
-        """
+        """Drain and close the tiers, which may each take ``timeout_s``, and forget all requests."""
         self._flush()
         with contextlib.ExitStack() as closing:
             # Close the other tiers even if an interrupt arrives while one tier closes.

@@ -201,12 +201,8 @@ class TierSearch:
                 # prefix may end at the earlier chunk, and the load would be wasted.
                 if not state.asks_first:
                     known = self._known_tiers(key, state)
-                pending = self._known_lookup(state) if known else self._begin_lookup(state)
+                pending = self._known_lookup(state) if known else self._begin_lookup(key, state)
                 if pending is None:
-                    may_ask = self._tiers_of(state)
-                    reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
-                    if self._count_miss(key, state, reason.value):
-                        self._drop_lookups(may_ask, 1)
                     return None
             self.lookups.add(pending, key)
             if known:
@@ -214,26 +210,23 @@ class TierSearch:
         state.asked[key] = pending
         return pending
 
-    def _tiers_of(self, state: RequestState) -> int:
-        tiers = 0
+    def _begin_lookup(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
+        """Begin a lookup; count a miss and return ``None`` if no tier takes reads."""
+        may_ask = tiers = 0
         for tier in self.tiers:
-            if not tier.client.is_drained:
-                tiers |= tier.bit
-        return tiers & state.tiers
-
-    def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
-        may_ask = self._tiers_of(state)
-        tiers = 0
-        for tier in self.tiers:
-            if tier.client.takes_reads:
-                tiers |= tier.bit & may_ask
+            if tier.bit & state.tiers and not tier.client.is_drained:
+                may_ask |= tier.bit
+                if tier.client.takes_reads:
+                    tiers |= tier.bit
         if not tiers:
+            reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
+            if self._count_miss(key, state, reason.value):
+                self._drop_lookups(may_ask, 1)
             return None
-        pending = self._begin(state, tiers)
+        pending = state.asking = self._begin(state, tiers)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
             pending.skipped = may_ask & ~tiers
-        state.asking = pending
         return pending
 
     def _begin(self, state: RequestState, tiers: int) -> PendingLookup:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
-from kvtier_sdk.events import PRIMARY, ChunkNote, EventLog, OffloadingEvent
+from kvtier_sdk.events import PRIMARY, EventLog, OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.leases import Leases
@@ -81,13 +81,6 @@ class PrimaryTier:
     def note_of(self, key: OffloadKey) -> bytes:
         slot = self.by_key.get(key)
         return b"" if slot is None else slot.note
-
-    def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        slot = self.by_key.get(key)
-        if slot is not None and not slot.note:
-            slot.note = make_note().encode()
-            if slot.state is _READY:
-                self.events.describe(key, slot.note)
 
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
         """Take up to ``count`` slots, evicting if needed; return the slots and the evicted keys."""
