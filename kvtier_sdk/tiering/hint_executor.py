@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -18,11 +18,11 @@ from kvtier_sdk.tiering.leases import Lease
 from kvtier_sdk.tiering.prefetcher import Prefetch, Prefetcher
 from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.search import TierSearch
-from kvtier_sdk.tiering.sessions import Sessions
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
 _MOST_RECEIPTS: Final = 1024  # the most receipts to keep until the engine takes them
 _REMEMBERED: Final = 16  # session chunks to remember, per slot
+_NAMES: Final = 8  # a session's and a tenant's name take as much memory as this many keys
 _PREFETCH_S: Final = 60.0  # from the expected turn to the end of a prefetch and of its leases
 
 
@@ -43,6 +43,43 @@ class OperatorHint:
     receipt: Receipt | None = None
 
 
+class _Sessions:
+    """The chunks of each session's last request. Beyond a limit, old sessions are forgotten."""
+
+    def __init__(self, most_chunks: int) -> None:
+        self._most_chunks = most_chunks
+        self._chunks = 0
+        self._sessions: dict[tuple[str, str], Sequence[OffloadKey]] = {}
+        self._uses: Counter[OffloadKey] = Counter()
+
+    def note(self, tenant: str, session: str, keys: Sequence[OffloadKey]) -> None:
+        self.forget(tenant, session)
+        self._sessions[tenant, session] = keys
+        self._uses.update(keys)
+        self._chunks += len(keys) + _NAMES
+        while self._chunks > self._most_chunks:
+            self.forget(*next(iter(self._sessions)))
+
+    def chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
+        return self._sessions.get((tenant, session), ())
+
+    def own_chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
+        uses = self._uses
+        return [key for key in self.chunks(tenant, session) if uses[key] == 1]
+
+    def forget(self, tenant: str, session: str) -> None:
+        keys = self._sessions.pop((tenant, session), None)
+        if keys is None:
+            return
+        self._chunks -= len(keys) + _NAMES
+        uses = self._uses
+        for key in keys:
+            if uses[key] > 1:
+                uses[key] -= 1
+            else:
+                del uses[key]
+
+
 class HintExecutor:
     """Carries out hints within the leases' budget, and writes their receipts."""
 
@@ -55,7 +92,7 @@ class HintExecutor:
         self._clock = clock
         self.max_duration_s: float = inf  # of a lease, and of the wait for a prefetch's turn
         self._log = TierLog(PRIMARY, clock)
-        self._sessions = Sessions(_REMEMBERED * len(self._primary.slots))
+        self._sessions = _Sessions(_REMEMBERED * len(self._primary.slots))
         self._prefetcher = Prefetcher(
             search, self._keep_prefetched, self._note_prefetched, end_request
         )

@@ -30,13 +30,11 @@ from kvtier_sdk.runner.jobs import (
     uniform_result,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.tiering.job_table import JobTable
-from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.losses import Losses
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
 from kvtier_sdk.tiering.spans import span_maker
 from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.tiering.tier_record import JobTable, KnownChunks, Losses
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 #: The request context of jobs that serve no particular request.

@@ -9,7 +9,7 @@ from support.engine import KEYS, A, B, Engine, Make
 
 from kvtier_sdk import CorruptChunkError, Job, Operation, RequestContext
 from kvtier_sdk.engine import ResetScope
-from kvtier_sdk.tiering.known_chunks import KnownChunks
+from kvtier_sdk.tiering.tier_record import KnownChunks
 
 
 def with_known(make: Make, **options: object) -> Engine:
