@@ -268,24 +268,6 @@ VECTORS static size_t widen(uint8_t *restrict values, size_t count, const uint8_
     return (size_t)(next - rare);
 }
 
-/* Fill the tables; return false if this processor lacks the instructions for vectors. */
-static bool prepare(void)
-{
-#ifdef __x86_64__
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("popcnt"))
-        return false;
-#endif
-    memset(places, 0x80, sizeof places);
-    memset(ranks, 0x80, sizeof ranks);
-    for (unsigned bits = 0; bits < 256; bits++)
-        for (uint8_t at = 0, rank = 0; at < 8; at++)
-            if (bits >> at & 1) {
-                places[bits][rank] = at;
-                ranks[bits][at] = rank++;
-            }
-    return true;
-}
-
 /* Choose the commonest exponents of a sample. The smaller of two equally common ones wins. */
 static void choose_symbols(const uint8_t *exponents, size_t count, uint8_t *symbols)
 {
@@ -647,12 +629,24 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Fill the tables, unless this processor lacks the instructions for vectors. */
 static int start(PyObject *module)
 {
-    if (prepare())
-        return 0;
-    PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
-    return -1;
+#ifdef __x86_64__
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("popcnt")) {
+        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
+        return -1;
+    }
+#endif
+    memset(places, 0x80, sizeof places);
+    memset(ranks, 0x80, sizeof ranks);
+    for (unsigned bits = 0; bits < 256; bits++)
+        for (uint8_t at = 0, rank = 0; at < 8; at++)
+            if (bits >> at & 1) {
+                places[bits][rank] = at;
+                ranks[bits][at] = rank++;
+            }
+    return 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, start}, {0, NULL}};

@@ -16,7 +16,6 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 # Ages, in seconds, fall into buckets of half an octave. The last bucket begins at 8 days.
 _BUCKETS = 40
-_LAST = _BUCKETS - 1
 _BEGINS = (0.0, *(2 ** (number / 2) for number in range(1, _BUCKETS)))
 _WIDTHS = tuple(2 ** ((number + 1) / 2) - _BEGINS[number] for number in range(_BUCKETS))
 _ENDS = (*_BEGINS[1:], inf)
@@ -446,7 +445,7 @@ class _Rates:
     def note_return(self, bucket: int, age: float, share: float) -> None:
         """Record a return, and the part of its wait that is not yet recorded."""
         noted = _WIDTHS[bucket] / 2
-        while bucket < _LAST and age > _ENDS[bucket]:
+        while age > _ENDS[bucket]:
             self.note(bucket, 0.0, share * (_WIDTHS[bucket] - noted))
             noted = 0.0
             bucket += 1

@@ -74,7 +74,7 @@ class HostPool:
         """
         check_room(layout.size_bytes)
         pool = cls.__new__(cls)
-        pool._map(layout, make_unnamed(layout), prefault=prefault, reserve=True)
+        pool._map(layout, make_unnamed(layout, reserve=not prefault), prefault=prefault)
         return pool
 
     @classmethod
@@ -141,14 +141,7 @@ class HostPool:
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
-    def _map(
-        self,
-        layout: PoolLayout,
-        file: PoolFile | None,
-        *,
-        prefault: bool = True,
-        reserve: bool = False,
-    ) -> None:
+    def _map(self, layout: PoolLayout, file: PoolFile | None, *, prefault: bool = True) -> None:
         """Map ``file``, or private memory if it is None; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
@@ -164,8 +157,6 @@ class HostPool:
             memory.ask_for_huge_pages(mapping)
             if prefault:
                 memory.prefault(mapping, fd)
-            elif reserve and fd is not None:
-                memory.reserve(fd, layout.size_bytes)
         except BaseException:
             self.close()
             raise

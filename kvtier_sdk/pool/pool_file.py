@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.pool import leases
+from kvtier_sdk.pool import leases, memory
 from kvtier_sdk.pool.layout import HEADER_BYTES, PoolLayout
 from kvtier_sdk.pool.limits import check_room
 
@@ -70,11 +70,13 @@ class PoolFile:
         ]
 
 
-def make_unnamed(layout: PoolLayout) -> PoolFile:
+def make_unnamed(layout: PoolLayout, *, reserve: bool) -> PoolFile:
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        if reserve:
+            memory.reserve(fd, layout.size_bytes)
         _claim(fd, layout, None)
     return PoolFile(fd, layout, None)
 

@@ -36,9 +36,8 @@ class Admission:
     scaled to the sample. The first model caches every chunk; the second caches a chunk when it is
     seen for the second time. The limit applies while the second model clearly has more hits.
 
-    A tier is full from an eviction until it removes a chunk for another reason, or until it clearly
-    has room: free bytes within its capacity, or on its disk if it evicted below its capacity. A
-    tier without ``options``, evictions or usage reports gets every chunk.
+    A tier is full from an eviction until it removes a chunk for another reason, or clearly has room
+    again: within its capacity, or on its disk if it evicted below its capacity.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:

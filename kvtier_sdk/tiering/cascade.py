@@ -175,29 +175,31 @@ class Cascade:
             [slot.key for slot in victims if not self._offers(slot).owed and not slot.pins]
         )
 
-    def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
+    def settled(self, index: int, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Apply the verdicts of a store. Its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
-        for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
+        tier = self._tiers[index]
+        for key, place, verdict in zip(job.keys, job.slots, verdicts, strict=True):
             if verdict is not _OK:
-                self._tier_of(bit).admission.failed(key)
-            slot = self._primary.slots[index]
+                tier.admission.failed(key)
+            slot = self._primary.slots[place]
             # Skip a slot that a reset has emptied during the store.
             if slot.state is not _READY:
                 continue
             if verdict is not _OK:
-                self._note_failed(slot, bit)
+                self._note_failed(slot, tier.bit)
             if slot.offers is not None:
-                slot.offers.owed &= ~bit
+                slot.offers.owed &= ~tier.bit
 
-    def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        self._tier_of(bit).admission.removed(keys, evicted=evicted)
+    def removed(self, index: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        tier = self._tiers[index]
+        tier.admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
                 slot = self._primary.by_key.get(key)
                 if slot is not None and slot.offers is not None:
-                    slot.offers.sent &= ~bit
+                    slot.offers.sent &= ~tier.bit
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
         policy = tier.store_policy
@@ -227,9 +229,6 @@ class Cascade:
                 self._offers(slot).sent |= tier.bit
         for slot in slots[taken:]:
             self._note_failed(slot, tier.bit)
-
-    def _tier_of(self, bit: int) -> ManagedTier:
-        return self._tiers[bit.bit_length() - 1]
 
     def _unsent(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
         return [slot for slot in slots if not self._offers(slot).sent & tier.bit]

@@ -55,27 +55,7 @@ class TieringManager:
     ``on_schedule_end``. For an unknown request, lookups and ``prepare`` calls raise
     ``KVTierError``, and ``complete`` calls do nothing.
 
-    Args:
-        pool: the slots' memory, which the caller closes after :meth:`shutdown`.
-        policy: chooses the chunks to evict from the primary tier.
-        clock: the source of time.
-        store_reserve: fraction of the slots, 0.0 to 1.0, that loads from tiers leave free for
-            stores. If a tier gets chunks just before their eviction, this fraction is also kept
-            free.
-        events: true to collect events, which the engine must take with :meth:`take_events`.
-        one_copy: true to let a request wait while another request copies the same chunk to the
-            device, so that one copy serves both; false if the engine already does this.
-        recompute_s: seconds that the engine needs to compute a chunk; measured if ``None``. A chunk
-            that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
-            chunk.
-        namespace: the engine's namespace, which determines the number of tokens that a hit saves.
-        recorder: traces each finished request and its chunks. The caller closes the recorder.
-        hint_share: largest fraction of the slots that hints, such as pins, can hold. Hints cannot
-            use the reserve for stores.
-        hint_duration_s: the longest time for which hints can hold a chunk.
-        policy_now_s: returns the policy's time, for a replay that does not wait between requests;
-            ``None`` for the clock's time.
-        announce: called with each event of the primary tier, for routers.
+    :func:`kvtier_sdk.engine.open_manager` creates a manager from a configuration.
     """
 
     def __init__(
@@ -256,7 +236,7 @@ class TieringManager:
             self._promotions.join(slot, state)
         wait = state.wait_in(self._primary.step)
         if wait.slot is None:
-            wait.note_slot(slot)
+            wait.slot, wait.key, wait.state = slot, slot.key, slot.state
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
@@ -271,9 +251,8 @@ class TieringManager:
     def is_put_off(self, request: RequestContext) -> bool:
         """Return true if a request's lookups must wait for the lookups of earlier requests.
 
-        The manager looks up only about 16,000 chunks at once, so that a step with thousands of new
-        requests takes no longer than other steps. It puts off requests beyond this limit, and looks
-        up their chunks in a later step.
+        Only about 16,000 chunks are looked up at once, so that a step with thousands of new
+        requests takes no longer than other steps.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -334,9 +313,11 @@ class TieringManager:
             if slot is None or slot.state is not _READY:
                 raise KVTierError(f"prepare_load of chunk {key.hex()}, which is not readable")
             slots.append(slot)
-        state.begin_copies(keys, slots)
         sources = []
-        for key in keys:
+        for key, slot in zip(keys, slots, strict=True):
+            slot.pins += 1
+            slot.copies += 1
+            state.copies.setdefault(key, []).append(slot)
             # A chunk that was promoted for this request counts as a hit of its source tier.
             if key in state.claims:
                 sources.append(self._promotions.let_go(key, state))
@@ -501,9 +482,8 @@ class TieringManager:
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
         """End a step: apply results, record uses, and hand the collected jobs to the tiers.
 
-        Args:
-            preempted_request_ids: ids of requests that have lost their device blocks. The manager
-                forgets the tiers' answers, because the engine will look up the chunks again.
+        The requests ``preempted_request_ids`` have lost their device blocks. Their answers from
+        tiers are forgotten, because the engine will look up the chunks again.
         """
         if not self._collected:
             self._collect()
@@ -639,10 +619,9 @@ class _Reports(TierListener):
     def __init__(self, manager: TieringManager, index: int) -> None:
         self._manager = manager
         self._index = index
-        self._bit = 1 << index
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        self._manager._search.lookups.answered(job.tag, self._bit, verdicts)
+        self._manager._search.lookups.answered(job.tag, 1 << self._index, verdicts)
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         manager = self._manager
@@ -653,11 +632,11 @@ class _Reports(TierListener):
             manager._cascade.landed(landed)
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        self._manager._cascade.settled(self._bit, job, verdicts)
+        self._manager._cascade.settled(self._index, job, verdicts)
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
         self._manager._promotions.removed(self._index, keys)
-        self._manager._cascade.removed(self._bit, keys, evicted=evicted)
+        self._manager._cascade.removed(self._index, keys, evicted=evicted)
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:

@@ -17,9 +17,6 @@ _MOST_WAITING: Final = 256  # the most prefetches that wait
 _LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
 _WINDOW_S: Final = 0.1  # and earlier by this time for each window
 
-_LOADING: Final = SlotState.LOADING
-_MISS: Final = LookupResult.MISS
-
 
 @dataclass(eq=False)
 class Prefetch:
@@ -155,11 +152,11 @@ class Prefetcher:
         for key in keys:
             slot = self._search.primary.by_key.get(key)
             if slot is None:
-                if self._search.find(key, state) is _MISS:
+                if self._search.find(key, state) is LookupResult.MISS:
                     prefetch.forget_from(key)
                     return True
                 pending = True
-            elif slot.state is _LOADING:
+            elif slot.state is SlotState.LOADING:
                 if key not in state.claims:
                     self._search.promotions.join(slot, state)
                 pending = True

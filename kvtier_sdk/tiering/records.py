@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -135,21 +135,18 @@ class Wait:
         self.hits = 0  # chunks before the prefix's first miss that were present or loading
         self.put_off: OffloadKey | None = None  # to be looked up once fewer lookups are pending
         self._lookups: list[tuple[PendingLookup, int]] = []
+        # The first slot whose chunk is unreadable. A change of its key or state ends the wait.
         self.slot: Slot | None = None
-        self._key: OffloadKey = b""
-        self._state: SlotState = SlotState.FREE
+        self.key: OffloadKey = b""
+        self.state: SlotState = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
         self.latest = pending
         self._lookups.append((pending, pending.waiting))
 
-    def note_slot(self, slot: Slot) -> None:
-        """Record the first slot whose chunk is unreadable. A change of this slot ends the wait."""
-        self.slot, self._key, self._state = slot, slot.key, slot.state
-
     def is_over(self, now_s: float) -> bool:
         slot = self.slot
-        if slot is not None and (slot.state is not self._state or slot.key != self._key):
+        if slot is not None and (slot.state is not self.state or slot.key != self.key):
             return True
         for pending, waiting in self._lookups:
             if pending.waiting != waiting or now_s > pending.deadline_s:
@@ -192,20 +189,8 @@ class RequestState:
     def held_slots(self) -> list[int]:
         """Return the slots that the request has claimed or is copying to the device."""
         # Copy the tables, because the engine's thread may change them during this call.
-        held = [slot.index for slot in list(self.claims.values())] if self.claims else []
-        if self.copies:
-            held += [slot.index for copied in list(self.copies.values()) for slot in copied]
-        return held
-
-    def begin_copies(self, keys: Sequence[OffloadKey], slots: Sequence[Slot]) -> None:
-        copies = self.copies
-        for key, slot in zip(keys, slots, strict=True):
-            slot.pins += 1
-            slot.copies += 1
-            if key in copies:
-                copies[key].append(slot)
-            else:
-                copies[key] = [slot]
+        held = [slot.index for slot in list(self.claims.values())]
+        return held + [slot.index for copied in list(self.copies.values()) for slot in copied]
 
     def start_over(self) -> list[Slot]:
         """Forget all chunks; return the slots that the device may still read or write."""

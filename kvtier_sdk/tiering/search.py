@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -15,7 +16,6 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Compiled code reads these module-level names faster than the members of an enumeration.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -105,19 +105,13 @@ class LookupTable:
                 del self.open[key]
 
 
+@dataclass(eq=False)
 class TierSearch:
-    def __init__(
-        self,
-        tiers: Sequence[ManagedTier],
-        primary: PrimaryTier,
-        promotions: Promotions,
-        requests: dict[str, RequestState],
-    ) -> None:
-        self.lookups: LookupTable = LookupTable()
-        self.tiers = tiers
-        self.primary = primary
-        self.promotions = promotions
-        self.requests = requests
+    tiers: Sequence[ManagedTier]
+    primary: PrimaryTier
+    promotions: Promotions
+    requests: dict[str, RequestState]
+    lookups: LookupTable = field(default_factory=LookupTable)
 
     def find(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """Look up a chunk that is not in the primary tier; see :meth:`TieringManager.lookup`."""
@@ -149,10 +143,8 @@ class TierSearch:
                     wait.note_lookup(pending)
                 return _RETRY
             self.lookups.give_up(pending)
-        if having is None:
-            self._count_miss(key, state, pending.doubt or _ABSENT)
-        else:
-            self._count_miss(key, state, MissReason.LOAD_FAILED.value)
+        no_hit = pending.doubt or _ABSENT
+        self._count_miss(key, state, no_hit if having is None else MissReason.LOAD_FAILED.value)
         return _MISS
 
     def wait_of(self, state: RequestState) -> Wait | None:

@@ -15,7 +15,6 @@ from kvtier_sdk.tiering.leases import Leases
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
-# Compiled code reads these module-level names faster than the members of an enumeration.
 _FREE: Final = SlotState.FREE
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING

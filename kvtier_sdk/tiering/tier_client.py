@@ -88,15 +88,6 @@ class TierClient:
         store_bytes: payload of collected and running stores.
         is_drained: true to take the tier out of use. Running jobs still end, but
             :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set this.
-
-    Args:
-        runner: the tier's runner, which the client takes over.
-        listener: the receiver of the jobs' results.
-        clock: the source of time.
-        chunk_bytes: payload of a chunk.
-        max_store_bytes: limit of the store queue; the tier's ``max_queue`` applies if it is lower.
-        events: true to collect events, which the caller must take with :meth:`take_events`.
-        note_of: returns a chunk's note, which the tier then stores for routers.
     """
 
     def __init__(
@@ -264,10 +255,10 @@ class TierClient:
     def knows(self, key: OffloadKey) -> bool:
         """Return true if the chunk ``key`` can be loaded without a lookup.
 
-        A chunk is known if the tier has stored or loaded it and has not reported its removal. If
-        the tier has lost a known chunk without a report, the load fails, and the client forgets all
-        known chunks. If loads run and the tier has been silent for ``lookup_deadline``, the result
-        is false, because a lookup detects a hanging tier sooner than a load.
+        A chunk is known if the tier has stored or loaded it and has not reported its removal. If a
+        known chunk was lost, its load fails, and all chunks become unknown. No chunk is known while
+        loads run and the tier has been silent for ``lookup_deadline``, because a lookup detects a
+        hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.breaker import BreakerState, Direction
@@ -22,13 +21,6 @@ from kvtier_sdk.runner.jobs import (
     failure_counts,
 )
 
-_OK: Final = Verdict.OK
-_NOT_FOUND: Final = Verdict.NOT_FOUND
-_LOOKUP: Final = Operation.LOOKUP
-_LOAD: Final = Operation.LOAD
-_STORE: Final = Operation.STORE
-_TOUCH: Final = Operation.TOUCH
-
 _WHAT = {
     Direction.READ: "chunks were not looked up in it",
     Direction.WRITE: "chunks were not stored in it",
@@ -37,30 +29,30 @@ _WHAT = {
 
 def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
     verdicts, operation = result.verdicts, job.operation
-    succeeded = verdicts.count(_OK)
+    succeeded = verdicts.count(Verdict.OK)
     absent = 0
-    if operation is _LOOKUP:
+    if operation is Operation.LOOKUP:
         # An absent chunk is a valid answer to a lookup, not a failure.
-        absent = verdicts.count(_NOT_FOUND)
+        absent = verdicts.count(Verdict.NOT_FOUND)
         stats.found_chunks += succeeded
         stats.absent_chunks += absent
-    elif operation is _LOAD:
+    elif operation is Operation.LOAD:
         stats.loaded_chunks += succeeded
         stats.loaded_bytes += result.moved_bytes
         stats.loaded_object_bytes += result.object_bytes
         stats.expand_s += result.coding_s
-    elif operation is _STORE:
+    elif operation is Operation.STORE:
         stats.stored_chunks += succeeded
         stats.stored_bytes += result.moved_bytes
         stats.stored_object_bytes += result.object_bytes
         stats.compress_s += result.coding_s
-    if operation is _LOOKUP or operation is _LOAD or operation is _STORE:
+    if operation in (Operation.LOOKUP, Operation.LOAD, Operation.STORE):
         stats.job_s[operation.value].observe(result.duration_s)
         stats.job_chunks[operation.value].observe(len(verdicts))
     # A failed touch is not counted, because it loses no chunk.
-    if succeeded + absent < len(verdicts) and operation is not _TOUCH:
+    if succeeded + absent < len(verdicts) and operation is not Operation.TOUCH:
         for reason, count in failure_counts(verdicts).items():
-            if not (absent and reason == _NOT_FOUND.value):
+            if not (absent and reason == Verdict.NOT_FOUND.value):
                 stats.failures[f"{operation.value}.{reason}"] += count
     if result.retries:
         stats.retries[operation.value] += result.retries

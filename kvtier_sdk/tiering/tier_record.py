@@ -81,24 +81,21 @@ class KnownChunks:
     """
 
     def __init__(self) -> None:
-        self._hashes: array[int] | None = None
         self._newest_purged = 0
+        self.clear()
 
     def __contains__(self, key: OffloadKey) -> bool:
-        if self._hashes is None:
-            return False
         hashed = hash(key)
         return self._hashes[hashed % _PLACES] == hashed
 
     def discard(self, keys: Iterable[OffloadKey]) -> None:
-        if self._hashes is not None:
-            for key in keys:
-                hashed = hash(key)
-                if self._hashes[hashed % _PLACES] == hashed:
-                    self._hashes[hashed % _PLACES] = 0
+        for key in keys:
+            hashed = hash(key)
+            if self._hashes[hashed % _PLACES] == hashed:
+                self._hashes[hashed % _PLACES] = 0
 
     def clear(self) -> None:
-        self._hashes = None
+        self._hashes: array[int] = array("q", bytes(8 * _PLACES))
 
     def purge(self, newest_job: int) -> None:
         """Forget all chunks, and ignore the results of jobs up to ``newest_job``."""
@@ -106,13 +103,10 @@ class KnownChunks:
         self.clear()
 
     def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
-        if job.job_id <= self._newest_purged:
-            return
-        if self._hashes is None:
-            self._hashes = array("q", bytes(8 * _PLACES))
-        for key in keys:
-            hashed = hash(key)
-            self._hashes[hashed % _PLACES] = hashed
+        if job.job_id > self._newest_purged:
+            for key in keys:
+                hashed = hash(key)
+                self._hashes[hashed % _PLACES] = hashed
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
         """Apply a load's verdicts. The tier removed the chunks that are not ``present``."""
