@@ -99,4 +99,4 @@ def _cached_bytes(directory: Path) -> int:
     sizes = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
     # In version 1, only the totals include the groups below this one.
     names = "inactive_file", "active_file"
-    return sum(int(sizes.get(f"total_{name}") or sizes.get(name, 0)) for name in names)
+    return sum(int(sizes.get(f"total_{name}", sizes.get(name, 0))) for name in names)

@@ -131,7 +131,7 @@ class TierClient:
         tier_class = spec.tier_class
         of = spec.name, tier_class.medium, tier_class.locality
         self._events = EventLog(*of, is_enabled=events)
-        self._note_of = note_of
+        self._note_of = note_of  # returns a chunk's note, which the tier stores for routers
         self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
         # The collected jobs, and the load of each request to which further chunks are added.

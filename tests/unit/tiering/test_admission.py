@@ -233,7 +233,7 @@ def full() -> Rig:
     """Return a rig whose tier is full with 50 chunks, and admits only chunks seen before."""
     rig = Rig(50)
     rig.play(popular_and_passing(3000, popular=100))
-    assert rig.admission.is_selective
+    assert rig.stats.is_selective
     return rig
 
 
