@@ -100,8 +100,8 @@ class ReturnsPolicy(EvictionPolicy):
             self._store(turn.group(1), keys)
             return
         before: dict[_Group | None, list[OffloadKey]] = {None: []}
-        for ghost, of_group in groupby(keys, lambda key: ghosts.pop(key, None)):
-            before.setdefault(ghost, []).extend(of_group)
+        for key in keys:
+            before.setdefault(ghosts.pop(key, None), []).append(key)
         for ghost, run in before.items():
             if ghost is None:
                 self._store(turn.group(1), run)
