@@ -93,10 +93,10 @@ class Inside:
         """Call ``on_refused`` with the chunks that the admission policy keeps out of a tier."""
         choose = tier.admission.choose
 
-        def watched(slots: Sequence[Slot]) -> Sequence[Slot]:
-            chosen = choose(slots)
-            on_refused({slot.key for slot in slots} - {slot.key for slot in chosen})
-            return chosen
+        def watched(slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+            chosen, others = choose(slots)
+            on_refused({slot.key for slot in others})
+            return chosen, others
 
         tier.admission.choose = watched  # type: ignore[method-assign]
 

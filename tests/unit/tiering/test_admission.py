@@ -48,7 +48,7 @@ class Rig:
                 self.was_read.add(key)
                 self.admission.read(key)
                 self.admission.used([slot], [True])
-            elif self.admission.choose([slot]):
+            elif self.admission.choose([slot])[0]:
                 self.writes += 1
                 self.admission.sent([key])
                 self.cache[key] = None
@@ -59,7 +59,7 @@ class Rig:
                     self.admission.removed([victim], evicted=True)
 
     def takes(self, number: int) -> bool:
-        return bool(self.admission.choose([slot_of(number)]))
+        return bool(self.admission.choose([slot_of(number)])[0])
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
@@ -232,7 +232,7 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(
 def full() -> Rig:
     rig = Rig(50)
     rig.play(popular_and_passing(3000, popular=100))
-    assert rig.admission.is_selective
+    assert rig.stats.is_selective
     return rig
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from kvtier_sdk.testing import VirtualClock
-from kvtier_sdk.tiering.losses import _MOST_LOSSES, Losses
+from kvtier_sdk.tiering.tier_record import _MOST_LOSSES, Losses
 
 
 def keys_from(first: int) -> list[bytes]:
