@@ -16,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Runs a blocking call, and returns a function that reports the outcome. The returned function
-#: holds no reference to the call's arguments.
+#: keeps no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: The maximum number of threads per event loop. Each tier has its own event loop.
@@ -24,7 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads for one loop. A hanging disk blocks only one tier."""
+    """A pool of daemon threads for one loop, so that a hanging disk blocks only one tier."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,4 +1,4 @@
-"""The clock, which is the SDK's only source of time, timers and tasks.
+"""The SDK's only source of time, timers and tasks.
 
 No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
 clock can cover hours in milliseconds, and every run has the same result.
@@ -101,8 +101,8 @@ TimerHandle = asyncio.TimerHandle
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Wait until all ``tasks`` have ended; only then raise a cancellation of the caller.
 
-    The SDK takes the buffers back when a tier's coroutine ends. So a tier needs this function if
-    its client goes on after a cancellation::
+    The SDK reuses the buffers when a tier's coroutine ends. So a tier needs this function if its
+    client continues after a cancellation::
 
         task = context.clock.spawn(tier.store_chunk(transfer), name="put")
         await wait_out([task])

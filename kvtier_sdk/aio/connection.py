@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of one read of text. It is small, because payload read with the text must be copied.
+# The size of one read of text. It is small because payload read with the text is copied.
 _TEXT_BYTES = 2048
 # The maximum size of a TLS write, because OpenSSL copies the bytes of a write.
 _TLS_PIECE_BYTES = 128 * 1024
@@ -25,7 +25,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Connection:
     """A network connection that sends and fills a tier's buffers without copies.
 
-    The connection uses TCP, TLS or a Unix socket. A protocol on top needs only a few coroutines::
+    The connection uses TCP, TLS or a Unix socket. A simple protocol needs only a few calls::
 
         connection = await Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0)
         await connection.send([b"PUT 131136\\n", *transfer.buffers])
@@ -42,7 +42,7 @@ class Connection:
     - *End of file, reset.* A call that needs more bytes than the server sent raises
       :class:`TierUnavailableError` and closes the connection. Bytes that the server sent
       earlier can still be received, even if a :meth:`send` was cut short.
-    - *Silence.* If no byte moves for ``stall_timeout_s`` during a call, the call raises
+    - *Silence.* If a call makes no progress for ``stall_timeout_s``, it raises
       :class:`TierTimeoutError` and closes the connection.
     - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError`. The
       first call is not affected, so requests never mix.
@@ -57,7 +57,7 @@ class Connection:
             handshake. The connection owns and closes the socket.
         peer: the server's name, for messages.
         clock: the clock for timers.
-        stall_timeout_s: maximum time in which a call moves no byte; ``None`` for no limit.
+        stall_timeout_s: maximum time without progress in a call; ``None`` for no limit.
     """
 
     def __init__(
@@ -71,17 +71,15 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._stream = _TLSStream(sock) if isinstance(sock, ssl.SSLSocket) else _Stream(sock)
         self._error: TierError | None = None
-        # Bytes that were received before a call requested them.
-        self._unread = b""
+        self._unread = b""  # bytes received before a call requested them
         self._text = memoryview(bytearray(_TEXT_BYTES))
         # The result of the running call: the buffers left to send or fill, or None after a failure.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # True if the last send ended early, and true if a write to the socket has failed.
-        self._is_cut_short = False
-        self._is_refused = False
+        self._is_cut_short = False  # true if the last send ended early
+        self._is_refused = False  # true once a write to the socket has failed
         self._is_watched = True
         self._loop.add_reader(self._stream.descriptor, self._on_readable)
 
@@ -136,7 +134,7 @@ class Connection:
 
     @property
     def has_unread(self) -> bool:
-        """True if the server is known to have sent bytes that no call has received."""
+        """True if the connection buffers bytes that no call has received."""
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
@@ -373,7 +371,6 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if the stream buffers bytes that no call has read."""
         return False
 
     def read(self, rooms: Sequence[Any]) -> int:

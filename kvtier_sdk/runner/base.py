@@ -46,20 +46,20 @@ class PoolMemory(SlotMemory, Protocol):
 
 
 class TierRunner(Protocol):
-    """A runner of a tier's jobs. Only the engine's thread may use it, except where noted.
+    """Runs a tier's jobs. Only the engine's thread may call it, except where noted.
 
     The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
     tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
     """
 
     def start(self) -> bool:
-        """Open the tier, here or in the background; return true if the tier is open now.
+        """Open the tier, or begin to open it in the background; return true if it is open now.
 
         Raise an error if the tier is required or the error is permanent.
         """
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs without waiting; return the results of refused jobs."""
+        """Submit jobs without waiting; return the results of refused jobs."""
 
     def poll(self) -> Sequence[Report]:
         """Return the reports since the last call, without waiting."""
@@ -74,7 +74,7 @@ class TierRunner(Protocol):
         """Pass changed live options to the tier's loop. Any thread may call this."""
 
     def log_end(self, topic: str, message: str) -> bool:
-        """Let the tier's loop log the end of an outage; return false if the loop cannot."""
+        """Log the end of an outage in the tier's loop; return false if the loop is unreachable."""
 
     def drain(self, timeout_s: float) -> bool:
         """Cancel queued batches, and wait for running batches; return true if all have ended."""

@@ -54,9 +54,9 @@ class Backoff:
 class Direction(Enum):
     """The direction of calls that a breaker guards: a full disk must stop stores, but not loads."""
 
-    #: Lookups and loads.
+    #: Lookups, loads and touches.
     READ = "read"
-    #: Stores.
+    #: Stores, deletes and purges.
     WRITE = "write"
 
 
@@ -65,7 +65,7 @@ class BreakerState(Enum):
     CLOSED = "closed"
     #: No calls are made; a probe follows after a pause.
     OPEN = "open"
-    #: A probe is running; no other calls are made yet.
+    #: A probe runs, but no other call.
     HALF_OPEN = "half_open"
 
 
@@ -112,7 +112,7 @@ class Breaker:
         self._failures = options.breaker_failures
         self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
         self._row = 0
-        # One entry per recent call: false if the tier answered, true otherwise.
+        # False for each recent call that the tier answered, true for the others.
         self._recent: deque[bool] = deque(maxlen=options.breaker_window)
         self._faulty: set[OffloadKey] = set()  # faulty objects since the last successful transfer
 

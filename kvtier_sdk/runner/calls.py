@@ -33,12 +33,11 @@ class NonsenseError(Exception):
 
 @dataclass(eq=False)
 class TierCaller:
-    """A wrapper of a tier. Each call returns valid results or raises :class:`TierError`.
+    """A tier whose calls return valid results or raise :class:`TierError`.
 
-    A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
-    quarantine: every later call fails with the same message. An exception other than a
-    :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
-    If the store refuses a secret and the secret's file has changed, the call is repeated once.
+    A wrong number or type of results puts the tier into quarantine: every later call fails with the
+    same message. Other errors, and an invalid answer to ``usage``, fail only their own call or
+    chunk. If the store refuses a secret whose file has changed, the call is repeated once.
     """
 
     _make_tier: Callable[[], SecondaryTierManager]
@@ -166,8 +165,10 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call, and raise each of its errors as a :class:`TierError`."""
-        # Exceptions: ``open`` can raise a ConfigError, and ``close`` the tier's own error, masked.
+        """Make one call; raise its error as a :class:`TierError`, with secrets masked.
+
+        ``open`` may also raise a :class:`ConfigError`, and ``close`` any error.
+        """
         if self.quarantine is not None and operation != "close":
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
@@ -212,7 +213,7 @@ class TierCaller:
         return fault.labelled(self._log.tier, operation)
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Return true if a secret is newer than ``version``; read the secrets' files if needed."""
+        """Return true if a secret is newer than ``version``, after reading changed files."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -275,7 +276,7 @@ def _items(answer: Any, count: int) -> list[Any]:
         given = len(answer)
     except TypeError:
         given = -1
-    # Reject mappings and sets, because they do not hold the results in order.
+    # Reject mappings and sets, because they do not keep the results in order.
     if given < 0 or isinstance(answer, Mapping | Set):
         raise NonsenseError(f"a {type(answer).__name__} for a batch of {count}")
     if given != count:

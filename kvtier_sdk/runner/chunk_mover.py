@@ -22,11 +22,11 @@ _MAX_UNLOADED = 65_536
 
 @dataclass(eq=False)
 class ChunkMover:
-    """A mover of batches of chunks between the host pool and a tier.
+    """Moves batches of chunks between the host pool and a tier.
 
     A tier may skip the store of a chunk that it already has, so a broken chunk would stay broken.
     Therefore the store after a failed load sets :attr:`Transfer.replace`. If the SDK may delete
-    chunks, the mover also deletes a chunk that is certainly damaged.
+    chunks, a chunk that no engine can use is also deleted.
     """
 
     _call: TierCaller

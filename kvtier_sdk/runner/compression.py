@@ -102,7 +102,7 @@ class _Call(NamedTuple):
 
 @dataclass(eq=False)
 class CompressionGate:
-    """A wrapper of a tier that times its calls, and decides whether to compress stores.
+    """Times a tier's loads and stores, and decides whether to compress chunks.
 
     The gate estimates the time per byte from loads, or from stores until there are enough loads.
     Only calls of different lengths separate latency from transfer time, so the gate keeps some
@@ -190,11 +190,10 @@ class Moved:
 
 @dataclass(eq=False)
 class ChunkCompressor:
-    """A compressor that works in threads, so that it does not block the tier's loop.
+    """Compresses and expands chunks in threads, because the work would block the tier's loop.
 
-    Compression needs a ``coder`` and ``scratch``. If the option ``compress`` is ``auto``, it also
-    needs an open ``gate``. The compressor always expands chunks, because other engines that share
-    the chunks may have compressed them.
+    If the option ``compress`` is ``auto``, the gate decides whether to compress. Compressed chunks
+    are expanded whatever the option is, because another engine may have stored them.
     """
 
     _chunk_bytes: int
@@ -213,7 +212,7 @@ class ChunkCompressor:
     async def compressing(
         self, batch: Sequence[Transfer], moved: Moved
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers with compressed payloads; the payloads of other chunks stay plain."""
+        """Yield the transfers to store, with compressed payloads where that makes them shorter."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch

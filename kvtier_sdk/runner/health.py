@@ -61,7 +61,7 @@ class DirectionHealth:
 
     @property
     def admits(self) -> bool:
-        """True if jobs may start. In quarantine, jobs start but fail without a call to the tier."""
+        """True if jobs may start. In quarantine, they start and fail without a call to the tier."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
@@ -123,7 +123,7 @@ class DirectionHealth:
             if not await wait_within(self._clock, within_s, [attempt]):
                 return False
         finally:
-            # If the probe ignores the cancellation, it must end before the next probe starts.
+            # A probe that ignores the cancellation prevents further probes until it ends.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 

@@ -45,11 +45,10 @@ class Inventory:
     _may_scan: Callable[[], bool]
     _log: TierLog
     _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
-    # Maps each chunk to the number of the last scan that found it or that began before its store.
+    # The number of the latest scan at the time when each chunk was last found or stored.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
-    # The chunks removed during each running store or scan.
-    _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)
+    _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)  # see :meth:`during`
     _bare: set[OffloadKey] = field(default_factory=set)  # known chunks whose notes are missing
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -115,7 +114,7 @@ class Inventory:
             await self._clock.sleep(max(self._interval_s, rest_s))
 
     async def close(self) -> None:
-        """Write the last notes. If the write fails, the notes are lost."""
+        """Write the last notes, which are lost if the write fails."""
         if self._segments is not None:
             with suppress(TierError, TimeoutError):
                 async with self._clock.timeout(_LAST_NOTES_S):

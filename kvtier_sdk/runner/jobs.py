@@ -94,7 +94,7 @@ class Job:
         queue_bytes: for a store, the payload bytes of all unfinished stores when this job was
             queued, including the job itself; set by the engine only.
         notes: for a store whose chunks are announced to routers, each chunk's note.
-        handed_s: time on the injected clock at which the engine handed the job over.
+        handed_s: time on the engine's clock at which the engine submitted the job.
     """
 
     job_id: int
@@ -181,22 +181,17 @@ class UsageChanged(msgspec.Struct, tag=True):
 class RunnerStopped:
     """The tier's loop accepts no more jobs and sends no more results."""
 
-    #: The verdict for all jobs without a result. Their I/O never began or has ended.
-    verdict: Verdict
-    #: True if the I/O of all concluded jobs has ended too, because the tier's process is gone.
-    io_ended: bool
-    #: The reason why the process died; ``None`` for a requested end, and for a tier in a thread.
-    reason: str | None = None
+    verdict: Verdict  # for all jobs without a result, whose I/O never began or has ended
+    io_ended: bool  # true if the I/O of the concluded jobs has ended too
+    reason: str | None = None  # why the tier's process died
 
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
     """The tier's process now accepts jobs, after a late start or a restart."""
 
-    #: True if the tier is open in the process; otherwise an :class:`OpeningEnded` follows.
-    is_open: bool
-    #: True if an earlier process accepted jobs and died.
-    is_restart: bool
+    is_open: bool  # if false, an :class:`OpeningEnded` follows
+    is_restart: bool  # true if an earlier process accepted jobs
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
@@ -216,7 +211,6 @@ SentReport: TypeAlias = (
     | UsageChanged
     | OpeningEnded
 )
-#: All reports, including the reports that the runner itself makes.
 Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 
 
@@ -250,5 +244,5 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Return how often each verdict other than ``OK`` occurs, by the verdict's value."""
+    """Count the verdicts other than ``OK``, by value."""
     return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

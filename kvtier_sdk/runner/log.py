@@ -29,7 +29,7 @@ class _Topic:
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger that prefixes each message with the tier's name and counts repeated messages."""
+    """Prefixes each message with the tier's name, and counts repeated messages."""
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
@@ -44,10 +44,12 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
-        """Log a message that may repeat, no more than once a minute per ``topic``."""
-        # For a minute after a logged message, messages of its topic are held back. Then a timer
-        # logs the last one and their number. Without an event loop, the topic's next message does
-        # so. If ``ends_outage`` is true, the messages held back so far are logged first.
+        """Log a message, at most once a minute per ``topic``.
+
+        Messages within the minute are held back. After the minute, a timer logs the last of them
+        with their number. Without an event loop, they are counted in the topic's next message. If
+        ``ends_outage`` is true, all messages held back so far are logged first.
+        """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
         if known is None or (not known.unsaid and now_s - known.logged_s >= QUIET_S):
@@ -90,8 +92,6 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """A log filter that masks secrets and escapes control characters."""
-
     def __init__(self) -> None:
         super().__init__()
         # Hold weak references, because a logger must not keep a closed tier's secrets in memory.

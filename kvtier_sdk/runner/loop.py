@@ -78,9 +78,8 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # The number of unfinished batches, and the tasks that may still use the slots.
     open_batches: int = 0
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # they may still use the slots
     calls_s: list[float] = field(default_factory=list)  # start times of running calls
     timer: TimerHandle | None = None
     error: str | None = None
@@ -91,7 +90,6 @@ class _Run:
 
     @property
     def direction(self) -> Direction:
-        """The direction whose breaker can refuse the job."""
         return Direction.READ if self.job.operation in _READS else Direction.WRITE
 
 
@@ -99,7 +97,7 @@ _Batch: TypeAlias = Sequence[int]
 
 
 class TierLoop:
-    """A scheduler that runs a tier's jobs on the caller's event loop, in any thread.
+    """Schedules and runs a tier's jobs on the caller's event loop, in any thread.
 
     Queued loads start before queued stores. Stores use at most three quarters of the concurrent
     calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
@@ -146,8 +144,8 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Allocate headers for two rounds of calls, because the next calls start before loaded
-        # chunks are verified. Add one header for a segment of notes.
+        # The next calls start before loaded chunks are verified, so allocate headers for two rounds
+        # of calls, and one for a segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -231,7 +229,6 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
-        # Tasks that watch the store and its inventory while the tier is open.
         self._watches: list[asyncio.Task[None]] = []
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
@@ -459,13 +456,13 @@ class TierLoop:
         if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Count only calls of jobs concluded before ``halfway_s``, which certainly hang. This
-            # job's calls were cancelled just now, and may soon end.
+            # Calls of jobs concluded before ``halfway_s`` certainly hang. This job's calls were
+            # cancelled just now, and may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if calls that outlive jobs concluded by ``since_s`` block further calls."""
+        """Return true if hanging calls of jobs concluded by ``since_s`` block further calls."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -477,7 +474,7 @@ class TierLoop:
     def _note(
         self, run: _Run, errors: Sequence[TierError | None], objects: Sequence[OffloadKey] = ()
     ) -> None:
-        """Report a call's outcome to the breaker, unless the job is already concluded."""
+        """Report a call's outcome to the breaker, unless the job has been concluded."""
         if not run.concluded:
             reason = next((str(error) for error in errors if error is not None), "")
             outcome = outcome_of(run.direction, errors)

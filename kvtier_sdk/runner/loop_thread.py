@@ -25,7 +25,7 @@ _FAILED_CLOSE_S = 5.0
 
 
 class LoopRunner(ABC):
-    """A runner that opens, drains and closes a tier on an event loop in a daemon thread.
+    """Opens, drains and closes a tier on an event loop in a daemon thread.
 
     A daemon thread lets the interpreter exit even if a tier is stuck in a system call. A forked
     copy of the engine lacks the thread, so the runner counts as ended there. The copy must not use
@@ -43,7 +43,7 @@ class LoopRunner(ABC):
         self._thread: threading.Thread | None = None
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
-        # An event loop holds its tasks only weakly, so keep references to them here.
+        # Keep references to these tasks, because an event loop has only weak ones.
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
         self._started_s = 0.0
@@ -53,12 +53,11 @@ class LoopRunner(ABC):
 
     @property
     def is_running(self) -> bool:
-        """True from the start until the loop ends or a fork leaves its thread behind."""
+        """True from the start until the loop ends; false in a forked copy of the engine."""
         return self._is_here and not self._stopped.is_set()
 
     @property
     def _is_here(self) -> bool:
-        """False in a forked copy of the engine, which lacks the thread."""
         return self._pid == os.getpid()
 
     def begin(self) -> None:

@@ -36,12 +36,12 @@ _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 @dataclass(eq=False)
 class NoteSegments:
-    """The segments in a tier. A lost segment prevents announcements, but causes no false ones.
+    """The segments in a tier, which are stored, sealed and found like chunks.
 
-    A segment is stored, sealed and found like a chunk. Other engines read a segment only once or
-    twice, so a new segment under another name replaces a partly filled one. If several segments
-    have a chunk's note, engines keep the newest while the store has the chunk. Names begin with the
-    time, so all engines keep the same segment.
+    Other engines read a segment only once or twice, so a new segment under another name replaces a
+    partly filled one. If several segments contain a chunk's note, engines keep the newest while the
+    store has the chunk. Names begin with the time, so all engines keep the same segment. After the
+    loss of a segment, some chunks are not announced.
     """
 
     _call: TierCaller
@@ -53,10 +53,9 @@ class NoteSegments:
     # Notes that are not in a full segment yet. A dictionary's methods are thread-safe.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
-    # The chunks of each segment read or written so far; ``None`` for an unreadable segment.
+    # The chunks of each known segment; ``None`` for an unreadable segment.
     _chunks: dict[OffloadKey, Sequence[OffloadKey] | None] = field(default_factory=dict)
-    # Segments to read a second time, because the scan did not find all of their chunks. Another
-    # engine may have written these during the scan.
+    # Segments to read again. Another engine may have written their missing chunks during the scan.
     _again: set[OffloadKey] = field(default_factory=set)
     _part: OffloadKey | None = None
 
@@ -83,7 +82,6 @@ class NoteSegments:
         for segment in sorted((segments - self._chunks.keys()) | self._again):
             notes = await self._load(segment)
             is_whole = notes is not None and take(notes)
-            # Read a segment with missing chunks once more, after the next scan.
             retry = self._again.discard if is_whole or segment in self._chunks else self._again.add
             retry(segment)
             self._chunks[segment] = None if notes is None else list(notes)

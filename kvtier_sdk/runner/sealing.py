@@ -27,7 +27,7 @@ class _Foreign(Enum):
 
 @dataclass(eq=False)
 class ChunkSealer:
-    """A wrapper of a tier that seals chunks before a store, and opens them after a load.
+    """Stores chunks sealed, and opens them after a load.
 
     A chunk is foreign if it was sealed with a sealing key that this engine lacks. This engine
     replaces a foreign chunk once, because the other sealing key may be retired. If the chunk turns

@@ -33,12 +33,12 @@ _SILENCE: Any = object()
 
 
 class ThreadRunner(LoopRunner):
-    """A runner whose tier runs on an event loop in a daemon thread.
+    """Runs a tier on an event loop in a daemon thread.
 
     The engine's thread submits and polls without a lock, because a deque's methods are thread-safe.
-    Each deque has a flag. So a burst of jobs wakes the loop only once, and a burst of reports
-    notifies the engine only once. The writer appends before it checks the flag, and the reader
-    clears the flag before it empties the deque, so the reader misses no entry.
+    Each deque has a flag, so a burst of jobs wakes the loop once, and a burst of reports notifies
+    the engine once. The writer appends before it checks the flag, and the reader clears the flag
+    before it empties the deque, so the reader misses no entry.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ThreadRunner(LoopRunner):
         super().__init__(spec, clock, notify)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        # True while a wake-up of the loop, or a notification of the engine, is scheduled.
+        # True while a wake-up of the loop or a notification of the engine is scheduled.
         self._waking = False
         self._notifying = False
         self._tier_loop = TierLoop(
@@ -69,7 +69,6 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs. Before ``start`` and after ``close``, return their cancelled results."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends at this moment, RunnerStopped concludes the jobs left in the inbox.

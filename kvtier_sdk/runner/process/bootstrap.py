@@ -1,9 +1,9 @@
 """Encodes errors, and the bootstrap message from which a process builds its tier.
 
-The message holds secrets, so it goes through a socket: every user of the machine can read a command
-line, and every child of the process can read the environment. The process's environment lacks the
-variables with secrets, so the message holds their values. For a secret in a file, the message holds
-only the path, because the process reads the file itself.
+The message contains secrets, so it is sent through a socket: every user of the machine can read a
+command line, and every child of the process can read the environment. The message contains the
+values of variables with secrets, which the process's environment lacks. For a secret in a file, it
+contains only the path.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from kvtier_sdk.runner.process.messages import (
 
 _STDERR = 2
 _READ_BYTES = 1 << 16
-#: The process's niceness, which lets the engine go first on a busy machine.
+#: Added to the process's niceness, so that the engine goes first on a busy machine.
 _NICENESS = 5
 #: Time limits after the engine has ended: for closing the tier, and for ending this process.
 _ORPHAN_CLOSE_S = 0.5
@@ -69,8 +69,7 @@ class Child:
         self._sending = False
         self._tier_loop: TierLoop | None = None
         self._opening: asyncio.Task[None] | None = None
-        # An event loop holds its tasks only weakly, so keep references to them here.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop has only weak references
         self._ending = False
 
     def serve(self) -> NoReturn:
@@ -262,8 +261,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the null device on each standard stream that is closed."""
-    # Take the streams' numbers, because a socket with such a number would get a library's output.
+    # Replace closed streams, because a socket with a stream's number would get a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

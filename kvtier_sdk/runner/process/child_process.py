@@ -60,9 +60,8 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    Two sockets serve two threads. The engine's thread uses ``data`` for jobs, reports, and notices
-    that an outage has ended. The event loop on which this object was created uses the control
-    socket for all other messages.
+    The engine's thread uses the ``data`` socket for jobs, reports and ends of outages. The event
+    loop uses the control socket for all other messages.
     """
 
     _name: str
@@ -82,7 +81,7 @@ class ChildProcess:
 
     def __post_init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
-        # Done when the process has ended; the result is the reason.
+        # The result is the reason why the process has ended.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._control, self._their_control = _socket_pair()
@@ -259,7 +258,7 @@ class ChildProcess:
 
 @dataclass(eq=False)
 class _StderrLog:
-    """A reader that copies a process's standard error to the tier's log, without waiting."""
+    """Copies a process's standard error to the tier's log."""
 
     _pipe: IO[bytes]
     _log: TierLog
@@ -318,7 +317,6 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2."""
     # The child needs 0 to 2 for its streams, but the engine may use them for other files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 

@@ -45,7 +45,7 @@ _JobFields = tuple[
 
 
 def _plain(value: Any) -> Any:
-    """Convert ranges and numpy types, which msgspec cannot encode."""
+    # msgspec cannot encode ranges and numpy types.
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
@@ -130,8 +130,6 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    # A value in the request's ``params`` that JSON cannot express is encoded as text. Params are
-    # omitted if they are too long, too deeply nested or circular.
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
     params = _params_json(request) if request.params else b""
@@ -140,7 +138,7 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON, and cache the JSON in the request."""
+    """Return a request's params as JSON, cached in the request; empty if they cannot be encoded."""
     if request._params_json is None:
         text = ""
         try:
@@ -215,7 +213,7 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True if the peer seems stuck, because many bytes are unsent."""
+        """True if so many bytes are unsent that the peer seems stuck."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
@@ -270,7 +268,7 @@ class Channel:
             event_loop.remove_writer(self)
 
     def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes; return how many were sent. If the connection is broken, all count as sent."""
+        """Return the number of bytes sent, which includes bytes lost to a broken connection."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, InterruptedError):

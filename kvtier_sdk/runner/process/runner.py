@@ -44,8 +44,8 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: The pauses before restarts of a process double from the first to the longest. After a process has
-#: lived for at least the longest pause, the first pause applies again.
+#: The pauses before restarts double up to the longest. A process that has lived for the longest
+#: pause resets them.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
@@ -57,7 +57,7 @@ _Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
 
 class ProcessRunner(LoopRunner):
-    """A runner whose tier runs in a separate process, which maps the pool.
+    """Runs a tier in a separate process, which maps the pool.
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
     in :meth:`poll`. Another thread would compete with the engine for the interpreter lock. A mostly
@@ -79,8 +79,7 @@ class ProcessRunner(LoopRunner):
     ) -> None:
         super().__init__(spec, clock, notify)
         self._announce = announce
-        # The process's channel, or ``None``. After the start, only the engine's thread sets it.
-        self._data: Channel | None = None
+        self._data: Channel | None = None  # after the start, only the engine's thread sets it
         # The supervisor's own unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
@@ -91,8 +90,7 @@ class ProcessRunner(LoopRunner):
         self._is_armed = False
         self._namespace = namespace
         self._pool = pool
-        # The process that accepts jobs, or ``None``. Only the supervisor thread sets it.
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | None = None  # only the supervisor thread sets it
         self._sent: Mapping[str, Any] = {}  # the live options that the process received last
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
