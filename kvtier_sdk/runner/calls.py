@@ -18,7 +18,6 @@ from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.secrets import Secrets, masked_error
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.types import Capability, Entry, OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
@@ -62,7 +61,7 @@ class TierCaller:
 
     async def _open_once(self) -> None:
         if self._is_used:
-            await close_tier(self.close, self._log)
+            await self.close()
             self.tier = self._new_tier()
         self._is_used = True
         await self._once("open", self.tier.open)
@@ -75,7 +74,13 @@ class TierCaller:
         raise masked
 
     async def close(self) -> None:
-        await self._once("close", self.tier.close)
+        """Close the tier; log an error instead of raising it."""
+        try:
+            await self.tier.close()
+        except BaseException as error:
+            if is_not_tiers(error):
+                raise
+            self._log.exception("closing the tier failed")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answer = await self._guarded("lookup", lambda: self.tier.lookup(keys, request))
@@ -165,11 +170,8 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call; raise its error as a :class:`TierError`, with secrets masked.
-
-        ``open`` may also raise a :class:`ConfigError`, and ``close`` any error.
-        """
-        if self.quarantine is not None and operation != "close":
+        """Make one call. Raise an error as a TierError or ConfigError, with secrets masked."""
+        if self.quarantine is not None:
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
         try:
@@ -194,8 +196,6 @@ class TierCaller:
         raise error
 
     def _shown(self, error: BaseException, operation: str) -> BaseException:
-        if operation == "close":
-            return masked_error(error, self._secrets)  # it is only logged
         if operation != "open" or not isinstance(error, ConfigError):
             return self._fault(error, operation)
         shown = masked_error(error, self._secrets)

@@ -240,16 +240,6 @@ def run_until(
             log.exception("a task raised SystemExit, and was ended by it")
 
 
-async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLog) -> None:
-    """Close the tier; log an error instead of raising it."""
-    try:
-        await close()
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
-        raise
-    except BaseException:
-        log.exception("closing the tier failed")
-
-
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
     # Cancel the tier's leftover tasks, so that asyncio does not report them as destroyed.
     for task in asyncio.all_tasks(event_loop):

@@ -24,7 +24,7 @@ from kvtier_sdk.runner.jobs import (
     uniform_result,
 )
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.loop_thread import LoopRunner, close_tier
+from kvtier_sdk.runner.loop_thread import LoopRunner
 from kvtier_sdk.runner.opening import not_in_time
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class ThreadRunner(LoopRunner):
         return await self._tier_loop.drain(timeout_s)
 
     async def _close(self, timeout_s: float) -> None:
-        await close_tier(self._tier_loop.close, self._log)
+        await self._tier_loop.close()
 
     def _ended(self) -> None:
         """Report the loop's end. Hanging calls may still run, so ``io_ended`` is false."""

@@ -27,7 +27,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.loop_thread import close_tier, run_until
+from kvtier_sdk.runner.loop_thread import run_until
 from kvtier_sdk.runner.process.bootstrap import read_bootstrap, write_error
 from kvtier_sdk.runner.process.messages import (
     Channel,
@@ -165,7 +165,7 @@ class Child:
             if self._tier_loop is not None:
                 with contextlib.suppress(TimeoutError):
                     async with self._clock.timeout(_REFUSED_CLOSE_S):
-                        await close_tier(self._tier_loop.close, self._log)
+                        await self._tier_loop.close()
             self._send(plain_message(Kind.REFUSED, write_error(error)))
         finally:
             # Exit even if sending failed, because the engine waits for a message or the exit.
@@ -188,7 +188,7 @@ class Child:
                     self._opening.cancel()
                     await asyncio.wait([self._opening])
                 if self._tier_loop is not None:
-                    await close_tier(self._tier_loop.close, self._log)
+                    await self._tier_loop.close()
         except TimeoutError:
             self._log.debug("the tier did not close within %g s", timeout_s)
         finally:
