@@ -10,8 +10,8 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.types import Region
 
 
-class SlotMemory(Protocol):
-    """The part of the host pool's interface that every runner needs."""
+class PoolMemory(Protocol):
+    """The part of the host pool's interface that runners need."""
 
     @property
     def chunk_bytes(self) -> int:
@@ -23,10 +23,6 @@ class SlotMemory(Protocol):
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a slot's payload, extended to a multiple of ``alignment``, a power of two."""
-
-
-class PoolMemory(SlotMemory, Protocol):
-    """The part of the host pool's interface that a runner with a separate process needs."""
 
     @property
     def slots(self) -> int:

@@ -26,7 +26,7 @@ from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_codec
-from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
@@ -110,7 +110,7 @@ class TierLoop:
         spec: TierSpec,
         *,
         namespace: Namespace,
-        memory: SlotMemory,
+        memory: PoolMemory,
         clock: Clock,
         report: Callable[[Report], None],
         announce: Announce | None = None,

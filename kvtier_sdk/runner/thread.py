@@ -12,7 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError
 from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
     Job,
@@ -46,7 +46,7 @@ class ThreadRunner(LoopRunner):
         spec: TierSpec,
         *,
         namespace: Namespace,
-        pool: SlotMemory,
+        pool: PoolMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
         announce: Announce | None = None,

@@ -255,7 +255,7 @@ class World:
             loop = TierLoop(
                 spec,
                 namespace=Namespace({"dtype": "bfloat16"}),
-                memory=self.memory,
+                memory=self.memory,  # type: ignore[arg-type]  # a loop needs no more
                 clock=self.clock,
                 report=report,
                 rng=rng,
