@@ -11,8 +11,8 @@ from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkEr
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.compression import ChunkCompressor, Moved
-from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.runner.compression import ChunkCompressor
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
@@ -64,7 +64,7 @@ class ChunkMover:
             self._headers.give_back(headers)
 
     async def call(
-        self, operation: Operation, transfers: dict[int, Transfer], moved: Moved
+        self, operation: Operation, transfers: dict[int, Transfer], result: JobResult
     ) -> dict[int, TierError | None]:
         """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
         tier = self._compressor.gate or self._sealer or self._call
@@ -78,16 +78,16 @@ class ChunkMover:
             while len(self._unloaded) > _MAX_UNLOADED:
                 del self._unloaded[next(iter(self._unloaded))]
             return dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
-        async with self._compressor.compressing(batch, moved) as sent:
+        async with self._compressor.compressing(batch, result) as sent:
             errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
             for transfer, error in zip(sent, errors.values(), strict=True):
                 if error is None:
-                    moved.count(transfer, self._context)
+                    self._count(transfer, result)
         self._trust(transfers[index] for index, error in errors.items() if error is None)
         return errors
 
     async def verify(
-        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], moved: Moved
+        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], result: JobResult
     ) -> None:
         """Verify and expand loaded chunks; add errors to ``errors``, and delete useless chunks."""
         if self._sealer is None:  # a sealer has already checked the chunks
@@ -98,11 +98,11 @@ class ChunkMover:
                     except CorruptChunkError as damage:
                         errors[index] = damage
         intact = [index for index, error in errors.items() if error is None]
-        expanded = await self._compressor.expand([transfers[index] for index in intact], moved)
+        expanded = await self._compressor.expand([transfers[index] for index in intact], result)
         errors.update(zip(intact, expanded, strict=True))
         for index in intact:
             if errors[index] is None:
-                moved.count(transfers[index], self._context)
+                self._count(transfers[index], result)
         for error in errors.values():
             if error is not None:
                 error.labelled(self._context.name, Operation.LOAD.value)
@@ -117,6 +117,11 @@ class ChunkMover:
                 await self._call.delete(useless)
             except TierError as error:
                 self._context.logger.warning("%s", error)
+
+    def _count(self, transfer: Transfer, result: JobResult) -> None:
+        stored_bytes = len(transfer.arrived)
+        result.object_bytes += self._context.header_bytes + stored_bytes
+        result.compressed_chunks += stored_bytes < self._context.payload_bytes
 
     def _trust(self, transfers: Iterable[Transfer]) -> None:
         for transfer in transfers:

@@ -15,12 +15,11 @@ from typing import NamedTuple, TypeVar
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.codecs.planes import Planes
-from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import ChunkError, TierError
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.runner.jobs import JobResult, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Transfer
@@ -174,20 +173,6 @@ def _byte_s(calls: Sequence[_Call]) -> float:
     return max(0.0, linear_regression(lengths, shares_s).slope)
 
 
-@dataclass(slots=True)
-class Moved:
-    """A running total of a job's moved bytes and chunks, for the :class:`JobResult`."""
-
-    object_bytes: int = 0
-    compressed_chunks: int = 0
-    coding_s: float = 0.0
-
-    def count(self, transfer: Transfer, context: TierContext) -> None:
-        stored_bytes = len(transfer.arrived)
-        self.object_bytes += context.header_bytes + stored_bytes
-        self.compressed_chunks += stored_bytes < context.payload_bytes
-
-
 @dataclass(eq=False)
 class ChunkCompressor:
     """Compresses and expands chunks in threads, because the work would block the tier's loop.
@@ -210,7 +195,7 @@ class ChunkCompressor:
 
     @asynccontextmanager
     async def compressing(
-        self, batch: Sequence[Transfer], moved: Moved
+        self, batch: Sequence[Transfer], result: JobResult
     ) -> AsyncIterator[Sequence[Transfer]]:
         """Yield the transfers to store, with compressed payloads where that makes them shorter."""
         gate = self.gate
@@ -222,11 +207,11 @@ class ChunkCompressor:
             if gate is not None and gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
                 work = partial(gate.trials.try_out, plain, scratch[0])
-                await self._timed(moved, work)
+                await self._timed(result, work)
                 gate.decide()
             if gate is None or gate.is_open:
                 compress = partial(self._compress, self._coder, batch, scratch)
-                batch = await self._timed(moved, compress)
+                batch = await self._timed(result, compress)
             yield batch
         finally:
             self._scratch.give_back(scratch)
@@ -241,12 +226,14 @@ class ChunkCompressor:
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
         return sent
 
-    async def expand(self, transfers: Sequence[Transfer], moved: Moved) -> list[ChunkError | None]:
+    async def expand(
+        self, transfers: Sequence[Transfer], result: JobResult
+    ) -> list[ChunkError | None]:
         """Expand compressed chunks in place, after the transfers were loaded and verified."""
         # Return early if no chunk is compressed. A compressed payload is shorter than its buffer.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
-        return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])
+        return await self._timed(result, lambda: [self._expand(transfer) for transfer in transfers])
 
     def _expand(self, transfer: Transfer) -> ChunkError | None:
         if len(transfer.arrived) < len(transfer.payload):
@@ -257,13 +244,13 @@ class ChunkCompressor:
                 return fault.with_traceback(None)
         return None
 
-    async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:
-        """Run ``work()`` in a thread, and add its duration to ``moved.coding_s``."""
+    async def _timed(self, result: JobResult, work: Callable[[], T]) -> T:
+        """Run ``work()`` in a thread, and add its duration to ``result.coding_s``."""
 
         def timed() -> tuple[T, float]:
             started_s = self._clock.now_s()
             return work(), self._clock.now_s() - started_s
 
-        result, took_s = await run_blocking(timed)
-        moved.coding_s += took_s
-        return result
+        done, took_s = await run_blocking(timed)
+        result.coding_s += took_s
+        return done

@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -31,7 +32,7 @@ from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import ChunkCompressor, CoderTrials, CompressionGate, Moved
+from kvtier_sdk.runner.compression import ChunkCompressor, CoderTrials, CompressionGate
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.inventory import Inventory
 from kvtier_sdk.runner.jobs import (
@@ -78,13 +79,11 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
+    result: JobResult
     open_batches: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # they may still use the slots
     calls_s: list[float] = field(default_factory=list)  # start times of running calls
     timer: TimerHandle | None = None
-    error: str | None = None
-    retries: int = 0
-    moved: Moved = field(default_factory=Moved)
     concluded: bool = False
     concluded_s: float = math.inf
 
@@ -277,7 +276,7 @@ class TierLoop:
         """Start or queue jobs; a closed loop cancels them. Call this on the loop's thread."""
         now_s = self._clock.now_s()
         for job in jobs:
-            run = _Run(job, now_s, [None] * len(job.keys))
+            run = _Run(job, now_s, [None] * len(job.keys), JobResult(job.job_id, []))
             self._runs.add(run)
             self._start(run)
         self._fill()
@@ -495,32 +494,19 @@ class TierLoop:
         run.concluded, run.concluded_s = True, self._clock.now_s()
         if run.timer is not None:
             run.timer.cancel()
-        verdicts = [given or verdict for given in run.verdicts]
         for task in run.tasks:
             task.cancel()
-        moved = 0
+        result = copy(run.result)  # a call that outlives its job still counts in the original
+        result.verdicts = [given or verdict for given in run.verdicts]
         if run.job.operation in _MOVES:
-            moved = verdicts.count(Verdict.OK) * self._chunk_bytes
-        released = not run.tasks
-        if released:
+            result.moved_bytes = result.verdicts.count(Verdict.OK) * self._chunk_bytes
+        result.duration_s = run.concluded_s - run.started_s
+        result.released = not run.tasks
+        if result.released:
             self._runs.discard(run)
-        if run.error is not None:
-            topic = f"{run.job.operation.value} error"
-            self._log.often(logging.WARNING, topic, run.error)
-        self._report(
-            JobResult(
-                job_id=run.job.job_id,
-                verdicts=verdicts,
-                moved_bytes=moved,
-                object_bytes=run.moved.object_bytes,
-                compressed_chunks=run.moved.compressed_chunks,
-                coding_s=run.moved.coding_s,
-                duration_s=run.concluded_s - run.started_s,
-                error=run.error,
-                released=released,
-                retries=run.retries,
-            )
-        )
+        if result.error is not None:
+            self._log.often(logging.WARNING, f"{run.job.operation.value} error", result.error)
+        self._report(result)
         self._progress.set()
 
     def _settle(self, run: _Run, errors: dict[int, TierError | None]) -> None:
@@ -530,8 +516,8 @@ class TierLoop:
             run.verdicts[index] = verdict_of(error)
             # A chunk evicted since the lookup is an expected miss, which needs no log line.
             is_miss = error is None or isinstance(error, ChunkNotFoundError)
-            if run.error is None and not is_miss:
-                run.error = str(error)
+            if run.result.error is None and not is_miss:
+                run.result.error = str(error)
 
     async def _lookup(self, run: _Run, batch: _Batch) -> None:
         parts = batches_of(run.job.keys, self._call_keys)
@@ -601,7 +587,7 @@ class TierLoop:
 
     async def _move(self, run: _Run, transfers: dict[int, Transfer]) -> dict[int, TierError | None]:
         operation = run.job.operation
-        errors = await self._mover.call(operation, transfers, run.moved)
+        errors = await self._mover.call(operation, transfers, run.result)
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
@@ -611,7 +597,7 @@ class TierLoop:
             self._verifying.add(task)
             self._fill()
             await self._clock.sleep(0)
-        await self._mover.verify(transfers, errors, run.moved)
+        await self._mover.verify(transfers, errors, run.result)
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
@@ -625,7 +611,7 @@ class TierLoop:
         await self._clock.sleep(delay_s)
         if not health.admits:
             return False
-        run.retries += 1
+        run.result.retries += 1
         return True
 
     def _watch_metrics(self) -> None:

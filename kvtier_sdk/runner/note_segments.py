@@ -15,8 +15,7 @@ from kvtier_sdk.errors import TierError
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import Moved
-from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offload_key
 
@@ -155,12 +154,12 @@ class NoteSegments:
 
     async def _move(self, operation: Operation, segment: OffloadKey) -> TierError | None:
         job = Job(0, operation, [segment], [0], _KEEPER, 0.0)
-        moved = Moved()
+        result = JobResult(job.job_id, [])
         async with self._clock.timeout(_DEADLINE_S):
             with self._mover.transfers(job, [0]) as transfers:
-                errors = await self._mover.call(operation, transfers, moved)
+                errors = await self._mover.call(operation, transfers, result)
                 if operation is Operation.LOAD:
-                    await self._mover.verify(transfers, errors, moved)
+                    await self._mover.verify(transfers, errors, result)
         return errors[0]
 
 
