@@ -6,7 +6,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import log2
 from statistics import linear_regression, mean, median
@@ -40,57 +40,11 @@ _LENGTHS_PER_OCTAVE = 4
 _MARGIN = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The expected effect of compressing a chunk. ``ratio`` is plain length / compressed length."""
-
-    ratio: float
-    sooner_s: float
-    expand_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"a chunk becomes {self.ratio:.2f} times smaller and arrives "
-            f"{1e3 * self.sooner_s:.2f} ms sooner; expanding it takes {1e3 * self.expand_s:.2f} ms"
-        )
-
-
-class Trial(NamedTuple):
+class _Trial(NamedTuple):
     plain_bytes: int
     coded_bytes: int
     expand_s: float
     idle_cores: float
-
-
-@dataclass(eq=False)
-class CoderTrials:
-    """The latest trials of a coder on real chunks, as the basis of an :class:`Outlook`."""
-
-    _coder: Planes
-    _alignment: int
-    _clock: Clock
-    _trials: deque[Trial] = field(default_factory=lambda: deque(maxlen=_TRIALS))
-
-    def try_out(self, plain: memoryview, scratch: memoryview) -> None:
-        """Measure the coder on a chunk. Any thread may call this."""
-        coded_bytes = self._coder.encode(plain, scratch, self._alignment)
-        started_s = self._clock.now_s()
-        if coded_bytes:
-            self._coder.decode(scratch, coded_bytes, len(plain))
-        expand_s = self._clock.now_s() - started_s
-        idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
-        self._trials.append(Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
-
-    def outlook(self, byte_s: float, running: float) -> Outlook:
-        """Estimate how compression affects ``running`` loads that take ``byte_s`` per byte."""
-        last = self._trials[-1]
-        coded_bytes = median(trial.coded_bytes for trial in self._trials)
-        expand_s = median(trial.expand_s for trial in self._trials)
-        return Outlook(
-            last.plain_bytes / coded_bytes,
-            byte_s * (last.plain_bytes - coded_bytes),
-            expand_s / max(1, min(running, last.idle_cores)),
-        )
 
 
 class _Call(NamedTuple):
@@ -110,13 +64,15 @@ class CompressionGate:
     """
 
     _tier: TierCaller | ChunkSealer
-    trials: CoderTrials
+    _coder: Planes
+    _alignment: int
     _clock: Clock
     _log: TierLog
     is_open: bool = False  # true if the next store should be compressed
     _stores_begun: int = 0
 
     def __post_init__(self) -> None:
+        self._trials: deque[_Trial] = deque(maxlen=_TRIALS)
         self._calls: dict[Operation, defaultdict[int, deque[_Call]]] = {
             operation: defaultdict(lambda: deque(maxlen=_CALLS_OF_LENGTH))
             for operation in (Operation.LOAD, Operation.STORE)
@@ -145,8 +101,17 @@ class CompressionGate:
     def begin_store(self) -> bool:
         """Count a store; return true if it should try the coder on one of its chunks."""
         self._stores_begun += 1
-        first = self._stores_begun <= _FIRST_STORES
-        return first or self._stores_begun % _STORES_PER_TRIAL == 0
+        return self._stores_begun <= _FIRST_STORES or self._stores_begun % _STORES_PER_TRIAL == 0
+
+    def try_out(self, plain: memoryview, scratch: memoryview) -> None:
+        """Measure the coder on a chunk. Any thread may call this."""
+        coded_bytes = self._coder.encode(plain, scratch, self._alignment)
+        started_s = self._clock.now_s()
+        if coded_bytes:
+            self._coder.decode(scratch, coded_bytes, len(plain))
+        expand_s = self._clock.now_s() - started_s
+        idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+        self._trials.append(_Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
     def decide(self) -> None:
         """Open or close the gate, if there are enough measurements."""
@@ -156,12 +121,23 @@ class CompressionGate:
         calls = loads if len(loads) >= _FEWEST_CALLS else stores
         if len(calls) < _FEWEST_CALLS:
             return
-        outlook = self.trials.outlook(_byte_s(calls), mean(call.running for call in calls))
-        margin = 1 if self.is_open else _MARGIN
-        is_open = outlook.sooner_s > margin * outlook.expand_s
+        trials = list(self._trials)  # another store's trial may end meanwhile
+        last = trials[-1]
+        coded_bytes = median(trial.coded_bytes for trial in trials)
+        sooner_s = _byte_s(calls) * (last.plain_bytes - coded_bytes)
+        expansions = max(1, min(mean(call.running for call in calls), last.idle_cores))
+        expand_s = median(trial.expand_s for trial in trials) / expansions
+        is_open = sooner_s > expand_s * (1 if self.is_open else _MARGIN)
         if is_open is not self.is_open:
             self.is_open = is_open
-            self._log.info("%s: %s", "compresses chunks" if is_open else "stores plain", outlook)
+            self._log.info(
+                "%s: a chunk becomes %.2f times smaller and arrives %.2f ms sooner; "
+                "expanding it takes %.2f ms",
+                "compresses chunks" if is_open else "stores plain",
+                last.plain_bytes / coded_bytes,
+                1e3 * sooner_s,
+                1e3 * expand_s,
+            )
 
 
 def _byte_s(calls: Sequence[_Call]) -> float:
@@ -206,7 +182,7 @@ class ChunkCompressor:
         try:
             if gate is not None and gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
-                work = partial(gate.trials.try_out, plain, scratch[0])
+                work = partial(gate.try_out, plain, scratch[0])
                 await self._timed(result, work)
                 gate.decide()
             if gate is None or gate.is_open:

@@ -32,7 +32,7 @@ from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import ChunkCompressor, CoderTrials, CompressionGate
+from kvtier_sdk.runner.compression import ChunkCompressor, CompressionGate
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.inventory import Inventory
 from kvtier_sdk.runner.jobs import (
@@ -177,8 +177,7 @@ class TierLoop:
             sealer = ChunkSealer(self.call, codec, header, sealed)
         gate = None
         if coder is not None:
-            trials = CoderTrials(coder, alignment, clock)
-            gate = CompressionGate(sealer or self.call, trials, clock, self._log)
+            gate = CompressionGate(sealer or self.call, coder, alignment, clock, self._log)
         compressor = ChunkCompressor(
             chunk_bytes, alignment, coder, compressed, gate, options, clock
         )
