@@ -54,28 +54,21 @@ class Backoff:
 class Direction(Enum):
     """The direction of calls that a breaker guards: a full disk must stop stores, but not loads."""
 
-    #: Lookups, loads and touches.
-    READ = "read"
-    #: Stores, deletes and purges.
-    WRITE = "write"
+    READ = "read"  # lookups, loads and touches
+    WRITE = "write"  # stores, deletes and purges
 
 
 class BreakerState(Enum):
-    #: Calls are made.
     CLOSED = "closed"
-    #: No calls are made; a probe follows after a pause.
-    OPEN = "open"
-    #: A probe runs, but no other call.
-    HALF_OPEN = "half_open"
+    OPEN = "open"  # no calls are made; a probe follows after a pause
+    HALF_OPEN = "half_open"  # a probe runs, but no other call
 
 
 class Outcome(Enum):
-    #: The tier answered. A missing chunk also counts as an answer.
-    ANSWERED = "answered"
+    ANSWERED = "answered"  # even if the chunk is missing
     #: The call was too slow. It counts as a failure among the recent calls, but not in the run of
     #: consecutive failures, because a healthy tier may be slow under load.
     LATE = "late"
-    #: The tier failed.
     FAILED = "failed"
     #: Only the call's objects failed. Several failed objects may mean that the tier is broken.
     FAULTY = "faulty"

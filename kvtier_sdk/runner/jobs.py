@@ -15,17 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvtier_sdk.errors import (
-    ChunkAuthError,
-    ChunkNotFoundError,
-    CorruptChunkError,
-    TierAuthError,
-    TierCapacityError,
-    TierContractError,
-    TierError,
-    TierTimeoutError,
-    TierUnavailableError,
-)
+from kvtier_sdk import errors
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.types import OffloadKey, RequestContext, Usage
 
@@ -60,19 +50,19 @@ class Verdict(Enum):
     FAILED = "failed"
 
 
-_VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
-    (ChunkNotFoundError, Verdict.NOT_FOUND),
-    (ChunkAuthError, Verdict.AUTH),
-    (CorruptChunkError, Verdict.CORRUPT),
-    (TierUnavailableError, Verdict.UNAVAILABLE),
-    (TierTimeoutError, Verdict.TIMEOUT),
-    (TierAuthError, Verdict.AUTH),
-    (TierCapacityError, Verdict.CAPACITY),
-    (TierContractError, Verdict.CONTRACT),
+_VERDICTS = (
+    (errors.ChunkNotFoundError, Verdict.NOT_FOUND),
+    (errors.ChunkAuthError, Verdict.AUTH),
+    (errors.CorruptChunkError, Verdict.CORRUPT),
+    (errors.TierUnavailableError, Verdict.UNAVAILABLE),
+    (errors.TierTimeoutError, Verdict.TIMEOUT),
+    (errors.TierAuthError, Verdict.AUTH),
+    (errors.TierCapacityError, Verdict.CAPACITY),
+    (errors.TierContractError, Verdict.CONTRACT),
 )
 
 
-def verdict_of(error: TierError | None) -> Verdict:
+def verdict_of(error: errors.TierError | None) -> Verdict:
     if error is None:
         return Verdict.OK
     return next((of for known, of in _VERDICTS if isinstance(error, known)), Verdict.FAILED)

@@ -16,7 +16,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from kvtier_sdk.errors import KVTierError
 from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
+
+T = TypeVar("T")
 
 PROTOCOL_VERSION = 12
 
@@ -59,30 +61,20 @@ _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
 
 class Kind(IntEnum):
-    #: To the child: plain data from which the child builds the tier.
-    BOOTSTRAP = 1
-    #: To the child: a job.
+    """The kind of a message. The engine sends it to the child, except where noted."""
+
+    BOOTSTRAP = 1  # plain data from which the child builds the tier
     JOB = 2
-    #: To the child: drain within this many seconds. From the child: true if all jobs have ended.
-    DRAIN = 3
-    #: To the child: drain, close and exit within this many seconds.
-    CLOSE = 4
-    #: From the child: the child accepts jobs; true if the tier is open.
-    OPENED = 5
-    #: From the child: the error that prevents the opening, after which the child exits.
-    REFUSED = 6
-    #: From the child: reports.
-    REPORTS = 7
-    #: From the child: a line for the log. To the child: the end of an outage, for its log.
-    LOG = 8
-    #: From the child: a request to be killed, because hanging calls block the tier.
-    HUNG = 9
-    #: To the child: a ping. From the child: the answer to a ping.
-    PING = 10
-    #: From the child: an event for routers.
-    INVENTORY = 11
-    #: To the child: the values of the live options.
-    OPTIONS = 12
+    DRAIN = 3  # the time limit in seconds; the child replies whether all jobs have ended
+    CLOSE = 4  # the time limit in seconds for draining, closing and exiting
+    OPENED = 5  # from the child, which accepts jobs now: true if the tier is open
+    REFUSED = 6  # from the child, which then exits: the error of the opening
+    REPORTS = 7  # from the child
+    LOG = 8  # the end of an outage; from the child: a line for the log
+    HUNG = 9  # from the child: a request to be killed, because hanging calls block the tier
+    PING = 10  # the child replies with the same kind
+    INVENTORY = 11  # from the child: an event for routers
+    OPTIONS = 12  # the values of the live options
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -101,10 +93,7 @@ def plain_message(kind: Kind, data: object) -> bytes:
 
 
 def read_plain(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except _MALFORMED as error:
-        raise MessageError(f"malformed plain data: {error}") from None
+    return _decoded("plain data", json.loads, body)
 
 
 class MessageSplitter:
@@ -181,17 +170,18 @@ def write_reports(reports: Sequence[Report]) -> bytes:
 
 
 def read_reports(body: bytes) -> list[SentReport]:
-    try:
-        return _reports_decoder.decode(body)
-    except _MALFORMED as error:
-        raise MessageError(f"malformed reports: {error}") from None
+    return _decoded("reports", _reports_decoder.decode, body)
 
 
 def read_event(body: bytes) -> OffloadingEvent:
+    return _decoded("event", _event_decoder.decode, body)
+
+
+def _decoded(what: str, decode: Callable[[bytes], T], body: bytes) -> T:
     try:
-        return _event_decoder.decode(body)
+        return decode(body)
     except _MALFORMED as error:
-        raise MessageError(f"malformed event: {error}") from None
+        raise MessageError(f"malformed {what}: {error}") from None
 
 
 class Channel:
