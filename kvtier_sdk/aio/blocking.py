@@ -79,16 +79,6 @@ _threads_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = WeakK
 _threads_lock = threading.Lock()
 
 
-def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
-    with _threads_lock:
-        threads = _threads_by_loop.get(loop)
-        if threads is None:
-            threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # asyncio.run does not call close_blocking_threads, so a finalizer ends the threads.
-            finalize(loop, threads.close).atexit = False
-        return threads
-
-
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
     """End the loop's threads once they are idle. Call this when the loop is closed."""
     with _threads_lock:
@@ -133,7 +123,12 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         if not returned.done():  # a cancelled future is done
             returned.set_result(None)
 
-    threads = _threads_of(loop)
+    with _threads_lock:
+        threads = _threads_by_loop.get(loop)
+        if threads is None:
+            threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
+            # asyncio.run does not call close_blocking_threads, so a finalizer ends the threads.
+            finalize(loop, threads.close).atexit = False
     threads.submit(call)
     try:
         await returned

@@ -207,11 +207,8 @@ class Connection:
         self._loop.remove_reader(self._stream.descriptor)
         self._loop.remove_writer(self._stream.descriptor)
         self._stream.close()
-        # Drop the references to the buffers, which belong to the caller again.
-        self._rooms = self._unsent = ()
         self._unread = b""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._finish(None)
 
     def _lost(self) -> TierError:
         assert self._error is not None
@@ -265,7 +262,8 @@ class Connection:
     async def _wait(self) -> Sequence[Any]:
         self._waiter = self._loop.create_future()
         if self._stall_timeout_s is not None:
-            self._watch_for_stall(self._stall_timeout_s)
+            self._has_moved = True
+            self._check_for_stall(self._stall_timeout_s)
         try:
             rest = await self._waiter
         except BaseException:
@@ -279,18 +277,14 @@ class Connection:
             raise self._lost()
         return rest
 
-    def _watch_for_stall(self, timeout_s: float) -> None:
-        self._has_moved = False
-        self._stall_timer = self._clock.call_at(
-            self._clock.now_s() + timeout_s, self._check_for_stall, timeout_s
-        )
-
     def _check_for_stall(self, timeout_s: float) -> None:
-        if self._has_moved:
-            self._watch_for_stall(timeout_s)
-        else:
+        if not self._has_moved:
             what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
             self._close(TierTimeoutError(what))
+            return
+        self._has_moved = False
+        due_s = self._clock.now_s() + timeout_s
+        self._stall_timer = self._clock.call_at(due_s, self._check_for_stall, timeout_s)
 
     # The loop's callbacks, and methods that callbacks and calls share. These methods must not
     # raise, because the running call would never end after an exception in a callback.
@@ -315,7 +309,7 @@ class Connection:
         if self._write():
             self._finish(self._unsent)
 
-    def _finish(self, rest: Sequence[Any]) -> None:
+    def _finish(self, rest: Sequence[Any] | None) -> None:
         """End the running call, so that later callbacks do not use its buffers."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():

@@ -121,9 +121,10 @@ class TierCaller:
     async def usage(self) -> Usage:
         answer = await self._guarded("usage", lambda: self.tier.usage())
         try:
-            return usage_in(answer)
-        except NonsenseError as nonsense:
-            fault = TierContractError(f"returned {nonsense}")
+            numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
+            return Usage(*numbers)
+        except TypeError:
+            fault = TierContractError(f"returned {_misplaced(answer, 'a Usage of numbers')}")
             raise fault.labelled(self._log.tier, "usage") from None
 
     async def delete_all(self) -> None:
@@ -149,12 +150,15 @@ class TierCaller:
     ) -> AsyncIterator[T]:
         items = iterate()
         ended: Any = object()
-        while True:
-            # Do not retry a refused call, because an iterator ends after an error.
-            item = await self._once(operation, lambda: anext(items, ended))
-            if item is ended:
-                return
-            yield self._read(operation, item_in, item, kind)
+
+        def checked(item: Any) -> T:
+            if not isinstance(item, kind):
+                raise _misplaced(item, kind.__name__)
+            return item
+
+        # Do not retry a refused call, because an iterator ends after an error.
+        while (item := await self._once(operation, lambda: anext(items, ended))) is not ended:
+            yield self._read(operation, checked, item)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make the call; repeat it once if the store refused an outdated secret."""
@@ -255,20 +259,6 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
         if not (one is None or isinstance(one, TierError)):
             raise _misplaced(one, "None or a TierError")
     return verdicts
-
-
-def item_in(item: Any, kind: type[T]) -> T:
-    if not isinstance(item, kind):
-        raise _misplaced(item, kind.__name__)
-    return item
-
-
-def usage_in(answer: Any) -> Usage:
-    try:
-        numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
-        return Usage(*numbers)
-    except TypeError:
-        raise _misplaced(answer, "a Usage of numbers") from None
 
 
 def _items(answer: Any, count: int) -> list[Any]:
