@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ConfigError, TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
@@ -41,13 +42,17 @@ class TierCaller:
 
     _make_tier: Callable[[], SecondaryTierManager]
     _secrets: Secrets
-    _log: TierLog
+    log: TierLog
     quarantine: TierContractError | None = None
     _is_used: bool = False
     _version: int = 0  # the number of times that a secret has changed
 
     def __post_init__(self) -> None:
         self.tier = self._new_tier()
+
+    @property
+    def clock(self) -> Clock:
+        return self.tier.context.clock
 
     @property
     def can_delete(self) -> bool:
@@ -80,7 +85,7 @@ class TierCaller:
         except BaseException as error:
             if is_not_tiers(error):
                 raise
-            self._log.exception("closing the tier failed")
+            self.log.exception("closing the tier failed")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answer = await self._guarded("lookup", lambda: self.tier.lookup(keys, request))
@@ -125,7 +130,7 @@ class TierCaller:
             return Usage(*numbers)
         except TypeError:
             fault = TierContractError(f"returned {_misplaced(answer, 'a Usage of numbers')}")
-            raise fault.labelled(self._log.tier, "usage") from None
+            raise fault.labelled(self.log.tier, "usage") from None
 
     async def delete_all(self) -> None:
         """Delete every chunk that ``scan`` lists. After a cancellation, some chunks may remain."""
@@ -196,14 +201,14 @@ class TierCaller:
             return read(*answer)
         except NonsenseError as nonsense:
             error = TierContractError(f"returned {nonsense}; the tier is not used any more")
-        self.quarantine = error.labelled(self._log.tier, operation)
+        self.quarantine = error.labelled(self.log.tier, operation)
         raise error
 
     def _shown(self, error: BaseException, operation: str) -> BaseException:
         if operation != "open" or not isinstance(error, ConfigError):
             return self._fault(error, operation)
         shown = masked_error(error, self._secrets)
-        fault = ConfigError(f"tier {self._log.tier!r}: {shown}")
+        fault = ConfigError(f"tier {self.log.tier!r}: {shown}")
         fault.__cause__ = shown
         return fault
 
@@ -214,7 +219,7 @@ class TierCaller:
         elif not isinstance(fault, TierError):
             shown, fault = fault, TierContractError(f"raised {type(fault).__name__}: {fault}")
             fault.__cause__ = shown
-        return fault.labelled(self._log.tier, operation)
+        return fault.labelled(self.log.tier, operation)
 
     async def _has_new_secret(self, version: int) -> bool:
         """Return true if a secret is newer than ``version``, after reading changed files."""
@@ -227,11 +232,11 @@ class TierCaller:
             try:
                 if file.read_again():
                     self._version += 1
-                    self._log.warning("the store refused; a new secret was read from %s", file.path)
+                    self.log.warning("the store refused; a new secret was read from %s", file.path)
             except (OSError, ValueError) as error:
                 fault = getattr(error, "strerror", None) or error
-                text = f"{self._log.tier}: {file.path} cannot be read again: {fault}"
-                self._log.often(logging.WARNING, f"secret in {file.path}", text)
+                text = f"{self.log.tier}: {file.path} cannot be read again: {fault}"
+                self.log.often(logging.WARNING, f"secret in {file.path}", text)
 
 
 def is_not_tiers(error: BaseException) -> bool:

@@ -17,7 +17,6 @@ from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import BreakerMoved, Operation
-from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
 #: The key of the probes' chunk. Its KV-cache group is higher than any model's.
@@ -50,13 +49,12 @@ class DirectionHealth:
     _refuse_queued: Callable[[Direction], None]
     _is_blocked: Callable[[Direction, float], bool]
     _give_up: Callable[[], None] | None
-    _log: TierLog
     _prober: asyncio.Task[None] | None = None
     _attempt: asyncio.Task[bool] | None = None
     _hindered_s: float = 0.0  # the time for which hanging calls have prevented probes
 
     def __post_init__(self) -> None:
-        self._clock = self._call.tier.context.clock
+        self._clock = self._call.clock
         self._breaker = Breaker(self._options, self._rng)
 
     @property
@@ -72,10 +70,10 @@ class DirectionHealth:
     def note(self, outcome: Outcome, reason: str, objects: Sequence[OffloadKey] = ()) -> None:
         if self._call.quarantine is not None or not self._breaker.note(outcome, objects):
             return
-        self._log.often(
+        self._call.log.often(
             logging.WARNING,
             f"{self._direction.value} breaker",
-            f"{self._log.tier}: {self._direction.value}s are refused until a probe succeeds; "
+            f"{self._call.log.tier}: {self._direction.value}s are refused until a probe succeeds; "
             f"the last failure: {reason}",
         )
         self._tell()
@@ -96,10 +94,10 @@ class DirectionHealth:
             self._breaker.end_probe(await self._succeeds())
             self._tell()
         refused_for = format_seconds(self._clock.now_s() - refused_s)
-        self._log.often(
+        self._call.log.often(
             logging.WARNING,
             f"{self._direction.value} recovery",
-            f"{self._log.tier}: {self._direction.value}s are taken again, after {refused_for}",
+            f"{self._call.log.tier}: {self._direction.value}s are taken again, after {refused_for}",
             ends_outage=True,
         )
 
@@ -133,7 +131,7 @@ class DirectionHealth:
         self._hindered_s += self._breaker.pause_s
         if self._hindered_s < _HANG_S:
             return
-        self._log.warning(
+        self._call.log.warning(
             "%ss stay refused: %s, and nothing but the end of the process ends them",
             self._direction.value,
             hindrance,
@@ -153,10 +151,10 @@ class DirectionHealth:
                     with contextlib.suppress(TierError):
                         await self._call.delete([CANARY_KEY])
         except (TierError, TimeoutError) as error:
-            self._log.debug("%s probe: %s", self._direction.value, error or "too slow")
+            self._call.log.debug("%s probe: %s", self._direction.value, error or "too slow")
             return False
         except Exception:
-            self._log.exception("a probe failed inside the SDK")
+            self._call.log.exception("a probe failed inside the SDK")
             return False
         return True
 

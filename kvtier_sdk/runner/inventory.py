@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
 from kvtier_sdk.events import EventLog, parents_first
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Operation
-from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
@@ -39,11 +37,9 @@ class Inventory:
     """
 
     _call: TierCaller
-    _clock: Clock
     _interval_s: float
     _events: EventLog
     _may_scan: Callable[[], bool]
-    _log: TierLog
     _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
     # The number of the latest scan at the time when each chunk was last found or stored.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
@@ -102,22 +98,22 @@ class Inventory:
             return
         self._events.reset()
         while Capability.SCAN in self._call.tier.capabilities:
-            began_s = self._clock.now_s()
+            began_s = self._call.clock.now_s()
             try:
                 if self._may_scan():
                     await self._scan()
                 if self._segments is not None:
                     await self._segments.save()
             except (TierError, TimeoutError) as error:
-                self._log.debug("its inventory stands still: %s", error or "too slow")
-            rest_s = _REST * (self._clock.now_s() - began_s)
-            await self._clock.sleep(max(self._interval_s, rest_s))
+                self._call.log.debug("its inventory stands still: %s", error or "too slow")
+            rest_s = _REST * (self._call.clock.now_s() - began_s)
+            await self._call.clock.sleep(max(self._interval_s, rest_s))
 
     async def close(self) -> None:
         """Write the last notes, which are lost if the write fails."""
         if self._segments is not None:
             with suppress(TierError, TimeoutError):
-                async with self._clock.timeout(_LAST_NOTES_S):
+                async with self._call.clock.timeout(_LAST_NOTES_S):
                     await self._segments.save()
 
     async def _scan(self) -> None:
@@ -137,19 +133,19 @@ class Inventory:
                         found[key] = b""
                 count += 1
                 if count % _TURN_ENTRIES == 0:
-                    await self._clock.sleep(0)
+                    await self._call.clock.sleep(0)
             if self._segments is not None:
                 await self._segments.read(segments, lambda notes: self._take(notes, found))
             for part in _parts(parents_first(found)):
                 with self._lock:
                     self._add({key: found[key] for key in part if key not in gone})
-                await self._clock.sleep(_PAUSE_S)
+                await self._call.clock.sleep(_PAUSE_S)
         with self._lock:
             # Remove children first, because some routers drop all blocks after a removed block.
             unmet = [key for key, met in reversed(self._known.items()) if met < number]
         for part in _parts(unmet):
             self.removed([key for key in part if self._known.get(key, number) < number])
-            await self._clock.sleep(_PAUSE_S)
+            await self._call.clock.sleep(_PAUSE_S)
         if self._segments is not None:
             await self._segments.tidy(self._known)
 

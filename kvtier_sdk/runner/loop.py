@@ -98,10 +98,8 @@ _Batch: TypeAlias = Sequence[int]
 class TierLoop:
     """Schedules and runs a tier's jobs on the caller's event loop, in any thread.
 
-    Queued loads start before queued stores. Stores use at most three quarters of the concurrent
-    calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
-    report follows once the calls have ended. A new job is concluded as ``UNAVAILABLE``
-    without a call if the tier is not open, or if the breaker of the job's direction is not closed.
+    Queued loads start before queued stores. At a job's deadline, the job is concluded and its calls
+    are cancelled. An ``IoEnded`` report follows once the calls have ended.
     """
 
     def __init__(
@@ -194,7 +192,6 @@ class TierLoop:
                 self._refuse_queued,
                 self._is_blocked,
                 give_up,
-                self._log,
             )
             for direction, buffer in zip(Direction, probes.take(len(Direction)), strict=True)
         }
@@ -205,16 +202,10 @@ class TierLoop:
         if segment is not None:
             plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, options, clock)
             mover = ChunkMover(self.call, header, segment, headers, sealer, plain)
-            notes = NoteSegments(self.call, mover, segment, clock, self._rng, self._log)
-        self._inventory = Inventory(
-            self.call,
-            clock,
-            options.scan_interval_s,
-            events,
-            lambda: self._health[Direction.READ].admits,
-            self._log,
-            notes,
-        )
+            notes = NoteSegments(self.call, mover, segment, self._rng)
+        reads = self._health[Direction.READ]
+        interval_s = options.scan_interval_s
+        self._inventory = Inventory(self.call, interval_s, events, lambda: reads.admits, notes)
         self._opening = TierOpening(self._open_tier, spec, clock, self._rng, report, self._log)
         self._queues: dict[Operation, deque[tuple[_Run, _Batch]]] = {
             operation: deque() for operation in _MOVES
@@ -267,7 +258,7 @@ class TierLoop:
             self._watch_metrics()
         if not context.maintenance:
             reads = self._health[Direction.READ]
-            watch = watch_store(self.call, self._log, self._report, lambda: reads.admits)
+            watch = watch_store(self.call, self._report, lambda: reads.admits)
             for work in (watch, self._inventory.watch()):
                 self._watches.append(self._clock.spawn(work, name=f"watch {self.spec.name}"))
 
@@ -297,7 +288,12 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         # Stop the opening, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
-        await self._end_background()
+        tasks = [task for health in self._health.values() for task in health.tasks]
+        tasks += self._watches
+        for task in tasks:
+            task.cancel()
+        if tasks and not await wait_within(self._clock, _CALLS_END_S, tasks):
+            self._log.warning("a probe or a watch did not end within %g s", _CALLS_END_S)
         if all(task.done() for task in self._watches):
             await self._inventory.close()
         if self._metrics_timer is not None:
@@ -312,14 +308,6 @@ class TierLoop:
         self._conclude_all()
         for queue in self._queues.values():
             queue.clear()
-
-    async def _end_background(self) -> None:
-        tasks = [task for health in self._health.values() for task in health.tasks]
-        tasks += self._watches
-        for task in tasks:
-            task.cancel()
-        if tasks and not await wait_within(self._clock, _CALLS_END_S, tasks):
-            self._log.warning("a probe or a watch did not end within %g s", _CALLS_END_S)
 
     def _conclude_all(self) -> None:
         for run in list(self._runs):

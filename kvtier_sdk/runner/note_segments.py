@@ -10,13 +10,11 @@ from itertools import accumulate, islice, takewhile
 
 import msgspec
 
-from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation
-from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offload_key
 
 #: The KV-cache group of segments' keys. No model has so many groups.
@@ -46,9 +44,7 @@ class NoteSegments:
     _call: TierCaller
     _mover: ChunkMover
     _memory: HostPool  # one slot, for the segment that is being stored or loaded
-    _clock: Clock
     _rng: random.Random
-    _log: TierLog
     # Notes that are not in a full segment yet. A dictionary's methods are thread-safe.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
@@ -96,7 +92,7 @@ class NoteSegments:
             self._has_news = is_full
             if not notes:
                 return
-            written_us = int(self._clock.wall_s() * 1e6)
+            written_us = int(self._call.clock.wall_s() * 1e6)
             name = written_us.to_bytes(8, "big") + self._rng.randbytes(24)
             segment = make_offload_key(name, SEGMENT_GROUP)
             try:
@@ -121,7 +117,7 @@ class NoteSegments:
             covered.update(needed)
             is_kept = keys is None or segment in self._again or bool(needed)
             (kept if is_kept else useless).append(segment)
-            await self._clock.sleep(0)
+            await self._call.clock.sleep(0)
         await self._delete(useless)
         if kept and Capability.TOUCH in self._call.tier.capabilities:
             most = self._call.tier.max_batch_keys or len(kept)
@@ -149,13 +145,13 @@ class NoteSegments:
             (length,) = _LENGTH.unpack_from(payload)
             return _records.decode(payload[_LENGTH.size : _LENGTH.size + length])
         except (TierError, msgspec.DecodeError) as error:
-            self._log.debug("a segment of notes cannot be read: %s", error)
+            self._call.log.debug("a segment of notes cannot be read: %s", error)
             return None
 
     async def _move(self, operation: Operation, segment: OffloadKey) -> TierError | None:
         job = Job(0, operation, [segment], [0], _KEEPER, 0.0)
         result = JobResult(job.job_id, [])
-        async with self._clock.timeout(_DEADLINE_S):
+        async with self._call.clock.timeout(_DEADLINE_S):
             with self._mover.transfers(job, [0]) as transfers:
                 errors = await self._mover.call(operation, transfers, result)
                 if operation is Operation.LOAD:
