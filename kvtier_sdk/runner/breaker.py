@@ -103,15 +103,11 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self.wait_s = 0.0
         self._failures = options.breaker_failures
-        self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
+        self.backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
         self._row = 0
         # False for each recent call that the tier answered, true for the others.
         self._recent: deque[bool] = deque(maxlen=options.breaker_window)
         self._faulty: set[OffloadKey] = set()  # faulty objects since the last successful transfer
-
-    @property
-    def pause_s(self) -> float:
-        return self._backoff.pause_s
 
     @property
     def is_closed(self) -> bool:
@@ -147,11 +143,11 @@ class Breaker:
             self._open()
             return
         self.state = BreakerState.CLOSED
-        self._backoff.reset()
+        self.backoff.reset()
         self._row = 0
         self._recent.clear()
         self._faulty.clear()
 
     def _open(self) -> None:
         self.state = BreakerState.OPEN
-        self.wait_s = self._backoff.next_s()
+        self.wait_s = self.backoff.next_s()

@@ -117,7 +117,7 @@ class DirectionHealth:
             is_read = self._direction is Direction.READ
             options = self._options
             deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
-            within_s = min(self._breaker.pause_s, deadline_s)
+            within_s = min(self._breaker.backoff.pause_s, deadline_s)
             if not await wait_within(self._clock, within_s, [attempt]):
                 return False
         finally:
@@ -128,7 +128,7 @@ class DirectionHealth:
     def _note_hindered(self, hindrance: str) -> None:
         if self._hindered_s >= _HANG_S:
             return
-        self._hindered_s += self._breaker.pause_s
+        self._hindered_s += self._breaker.backoff.pause_s
         if self._hindered_s < _HANG_S:
             return
         self._call.log.warning(

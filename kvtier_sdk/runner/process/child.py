@@ -127,9 +127,7 @@ class Child:
             self._tier_loop = self._build(bootstrap)
             is_open = await self._tier_loop.open()
         except BaseException as error:  # a panic in a Rust client is not an Exception
-            if not self._ending:
-                self._ending = True
-                await self._refuse(error)
+            self._end(_REFUSED_CLOSE_S, error)
         else:
             # Exempt all objects built so far from garbage collection, because they stay.
             gc.freeze()
@@ -160,28 +158,17 @@ class Child:
             give_up=lambda: self._send(message(Kind.HUNG)),
         )
 
-    async def _refuse(self, error: BaseException) -> None:
-        try:
-            if self._tier_loop is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with self._clock.timeout(_REFUSED_CLOSE_S):
-                        await self._tier_loop.close()
-            self._send(plain_message(Kind.REFUSED, write_error(error)))
-        finally:
-            # Exit even if sending failed, because the engine waits for a message or the exit.
-            _exit()
-
     async def _drain(self, timeout_s: float) -> None:
         ended = self._tier_loop is None or await self._tier_loop.drain(timeout_s)
         self._send_reports()
         self._send(plain_message(Kind.DRAIN, ended))
 
-    def _end(self, timeout_s: float) -> None:
+    def _end(self, timeout_s: float, error: BaseException | None = None) -> None:
         if not self._ending:
             self._ending = True
-            self._spawn(self._close(timeout_s), "close")
+            self._spawn(self._close(timeout_s, error), "close")
 
-    async def _close(self, timeout_s: float) -> None:
+    async def _close(self, timeout_s: float, error: BaseException | None) -> None:
         try:
             async with self._clock.timeout(timeout_s):
                 if self._opening is not None and not self._opening.done():
@@ -192,9 +179,14 @@ class Child:
         except TimeoutError:
             self._log.debug("the tier did not close within %g s", timeout_s)
         finally:
-            self._send_reports()
-            self._data.finish(_LAST_REPORTS_S)
-            _exit()
+            try:
+                if error is not None:
+                    self._send(plain_message(Kind.REFUSED, write_error(error)))
+                self._send_reports()
+                self._data.finish(_LAST_REPORTS_S)
+            finally:
+                # Exit even if sending failed, because the engine waits for a message or the exit.
+                _exit()
 
     def _take_jobs(self, tier_loop: TierLoop) -> None:
         jobs = []
