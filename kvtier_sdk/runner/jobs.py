@@ -7,7 +7,7 @@ because the tier may still read or write them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -216,16 +216,15 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # ``rounds[n]`` has the indices of keys that have occurred n times before.
-    rounds: list[Sequence[int]] = [range(len(keys))]
+    rounds: Iterable[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
-        rounds = []
+        # ``turns[n]`` has the indices of keys that have occurred n times before.
+        turns: defaultdict[int, list[int]] = defaultdict(list)
         seen: Counter[OffloadKey] = Counter()
         for index, key in enumerate(keys):
-            if seen[key] == len(rounds):
-                rounds.append([])
-            rounds[seen[key]].append(index)  # type: ignore[attr-defined]
+            turns[seen[key]].append(index)
             seen[key] += 1
+        rounds = turns.values()
     return [
         indices[start : start + most]
         for indices in rounds

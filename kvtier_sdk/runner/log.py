@@ -33,7 +33,11 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
-        _filter_of(self.logger).secrets.update([] if secrets is None else [secrets])
+        known = [one for one in self.logger.filters if isinstance(one, _TierFilter)]
+        filter_ = known[0] if known else _TierFilter()
+        self.logger.addFilter(filter_)
+        if secrets is not None:
+            filter_.secrets.add(secrets)
         self.tier = name
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
@@ -115,12 +119,3 @@ class _TierFilter(logging.Filter):
             lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
             record.exc_text = "\n".join(map(one_line, lines))
         return True
-
-
-def _filter_of(logger: logging.Logger) -> _TierFilter:
-    for known in logger.filters:
-        if isinstance(known, _TierFilter):
-            return known
-    new = _TierFilter()
-    logger.addFilter(new)
-    return new

@@ -392,18 +392,15 @@ class TierLoop:
         # This verdict applies only to chunks without a verdict.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if not run.concluded and run.job.operation in _MOVES:
-            self._tell_progress(run.job.operation)
+            now_s = self._clock.now_s()
+            if now_s >= self._progress_told_s[run.job.operation] + _PROGRESS_INTERVAL_S:
+                self._progress_told_s[run.job.operation] = now_s
+                self._report(Progressed(run.job.operation))
         if run.concluded and not run.tasks and run in self._runs:
             self._runs.discard(run)
             self._report(IoEnded(run.job.job_id))
         self._progress.set()
         self._fill()
-
-    def _tell_progress(self, operation: Operation) -> None:
-        now_s = self._clock.now_s()
-        if now_s >= self._progress_told_s[operation] + _PROGRESS_INTERVAL_S:
-            self._progress_told_s[operation] = now_s
-            self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
         run.open_batches -= 1
