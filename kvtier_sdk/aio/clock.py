@@ -123,14 +123,11 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
         raise cancelled
 
 
-async def wait_within(
-    clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]], *, first: bool = False
-) -> bool:
-    """Wait for all tasks, or only for one if ``first`` is true; return false after ``delay_s``."""
-    until = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+async def wait_within(clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]]) -> bool:
+    """Wait for all tasks; return false after ``delay_s``."""
     try:
         async with clock.timeout(delay_s):
-            await asyncio.wait(tasks, return_when=until)
+            await asyncio.wait(tasks)
     except TimeoutError:
         return False
     return True

@@ -49,8 +49,7 @@ class Connection:
     - *Closing.* A closed connection stays closed, and every later call raises the reason as a
       :class:`TierError`. After a failed call, the content of the call's buffers is undefined.
 
-    A :class:`ConnectionPool` lends a connection to one borrower at a time, and closes the
-    connection if the borrower fails. Make all calls on one event loop.
+    Make all calls on one event loop. A :class:`ConnectionPool` keeps connections for reuse.
 
     Args:
         sock: a connected, non-blocking socket; for TLS an :class:`ssl.SSLSocket` after its
@@ -124,11 +123,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """True if the connection is ready for a new request and its reply.
-
-        This means that the connection is open, no call is running, the last request was sent in
-        full, and no received bytes are left.
-        """
+        """True if the connection is open and idle, with no bytes unsent or unread."""
         is_free = self._error is None and self._waiter is None
         return is_free and not self._is_cut_short and not self.has_unread
 

@@ -49,10 +49,7 @@ class TierRunner(Protocol):
     """
 
     def start(self) -> bool:
-        """Open the tier, or begin to open it in the background; return true if it is open now.
-
-        Raise an error if the tier is required or the error is permanent.
-        """
+        """Open the tier, or begin to open it in the background; return true if it is open now."""
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
         """Submit jobs without waiting; return the results of refused jobs."""

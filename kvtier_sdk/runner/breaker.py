@@ -66,8 +66,7 @@ class BreakerState(Enum):
 
 class Outcome(Enum):
     ANSWERED = "answered"  # even if the chunk is missing
-    #: The call was too slow. It counts as a failure among the recent calls, but not in the run of
-    #: consecutive failures, because a healthy tier may be slow under load.
+    #: Not a consecutive failure, because a healthy tier may be slow under load.
     LATE = "late"
     FAILED = "failed"
     #: Only the call's objects failed. Several failed objects may mean that the tier is broken.

@@ -241,8 +241,7 @@ class TierCaller:
 
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, a generator's exit, and a cancellation of the running task."""
-    # A SystemExit counts as the tier's error, because it must end neither the loop nor the process.
-    # So does the BaseException that a Rust client raises when it panics.
+    # Neither a tier's SystemExit nor a panic in its Rust client may end the loop or the process.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0

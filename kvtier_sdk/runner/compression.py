@@ -57,10 +57,9 @@ class _Call(NamedTuple):
 class CompressionGate:
     """Times a tier's loads and stores, and decides whether to compress chunks.
 
-    The gate estimates the time per byte from loads, or from stores until there are enough loads.
-    Only calls of different lengths separate latency from transfer time, so the gate keeps some
-    calls of each length. Concurrent calls share a link, so each call's time is divided by their
-    number. The time to expand a chunk is divided likewise, up to the number of idle cores.
+    The gate estimates the time per byte from loads, or from stores until there are enough loads. It
+    keeps calls of different lengths, which separate latency from transfer time. Concurrent calls
+    share a link and the idle cores, so the times to load and to expand are divided by their number.
     """
 
     _tier: TierCaller | ChunkSealer

@@ -81,8 +81,7 @@ class Job:
         deadline_s: the time on the tier's clock at which the job fails.
         tag: the caller's own object, which never leaves the engine's thread.
         result: the job's result, or ``None`` until the job is concluded; set by the engine only.
-        queue_bytes: for a store, the payload bytes of all unfinished stores when this job was
-            queued, including the job itself; set by the engine only.
+        queue_bytes: for a store, the payload bytes of all unfinished stores including this one.
         notes: for a store whose chunks are announced to routers, each chunk's note.
         handed_s: time on the engine's clock at which the engine submitted the job.
     """
@@ -112,8 +111,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         coding_s: seconds that threads spent on compressing or expanding chunks.
         duration_s: seconds from the job's arrival at the tier's loop to its conclusion.
         error: the text of the first error, for the log. An absent chunk is not an error.
-        released: true if the job's I/O has ended too; otherwise a call of
-            :meth:`kvtier_sdk.engine.TierListener.released` follows.
+        released: true if the job's I/O has ended too; otherwise ``TierListener.released`` follows.
         retries: number of repeated calls to the tier.
     """
 

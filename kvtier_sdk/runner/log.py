@@ -50,9 +50,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message, at most once a minute per ``topic``.
 
-        Messages within the minute are held back. After the minute, a timer logs the last of them
-        with their number. Without an event loop, they are counted in the topic's next message. If
-        ``ends_outage`` is true, all messages held back so far are logged first.
+        A timer, or without an event loop the topic's next message, logs the number of messages held
+        back. If ``ends_outage`` is true, all messages held back so far are logged first.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

@@ -26,6 +26,7 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.pool import HostPool
+from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
@@ -56,9 +57,6 @@ from kvtier_sdk.runner.survey import watch_store
 from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
-
-#: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
-_MAX_ALIGNMENT = 4096
 
 #: Time limit at close for the end of cancelled calls, and then for the end of probes and watches.
 _CALLS_END_S = 1.0
@@ -116,10 +114,10 @@ class TierLoop:
         rng: random.Random | None = None,
     ) -> None:
         alignment = spec.tier_class.alignment
-        if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        if not 0 < alignment <= ROW_ALIGNMENT or alignment & (alignment - 1):
             raise ConfigError(
                 f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
-                f"{_MAX_ALIGNMENT}"
+                f"{ROW_ALIGNMENT}"
             )
         self.spec = spec
         self.options = options = spec.runner

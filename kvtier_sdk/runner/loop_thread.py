@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 #: Time until the first log line about a slow opening; the time doubles for each further line.
 _PROGRESS_S = 5.0
-#: Time limit for closing a tier whose start failed.
-_FAILED_CLOSE_S = 5.0
+#: Time limit for closing a tier whose start failed or was cancelled.
+FAILED_CLOSE_S = 5.0
 
 
 class LoopRunner(ABC):
@@ -82,7 +82,7 @@ class LoopRunner(ABC):
         try:
             return self._await_opening()
         except BaseException:
-            self.close(_FAILED_CLOSE_S)
+            self.close(FAILED_CLOSE_S)
             raise
 
     def drain(self, timeout_s: float) -> bool:

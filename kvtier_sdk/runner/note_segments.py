@@ -37,8 +37,7 @@ class NoteSegments:
 
     Other engines read a segment only once or twice, so a new segment under another name replaces a
     partly filled one. If several segments contain a chunk's note, engines keep the newest while the
-    store has the chunk. Names begin with the time, so all engines keep the same segment. After the
-    loss of a segment, some chunks are not announced.
+    store has the chunk. Names begin with the time, so all engines keep the same segment.
     """
 
     _call: TierCaller

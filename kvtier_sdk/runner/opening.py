@@ -21,9 +21,8 @@ from kvtier_sdk.runner.log import TierLog
 class TierOpening:
     """Opens a tier; retries in the background if the first attempt fails.
 
-    An attempt that exceeds ``open_deadline`` is cancelled and counts as failed. The next attempt
-    starts only after the cancelled attempt has ended. If an attempt ignores its cancellation and
-    succeeds late, the tier is open.
+    An attempt that exceeds ``open_deadline`` is cancelled, and must end before the next attempt. If
+    it ignores the cancellation and succeeds late, the tier is open.
     """
 
     _open_tier: Callable[[], Awaitable[None]]

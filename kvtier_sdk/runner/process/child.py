@@ -27,9 +27,10 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.loop_thread import run_until
+from kvtier_sdk.runner.loop_thread import FAILED_CLOSE_S, run_until
 from kvtier_sdk.runner.process.bootstrap import read_bootstrap, write_error
 from kvtier_sdk.runner.process.messages import (
+    READ_BYTES,
     Channel,
     Kind,
     MessageSplitter,
@@ -42,14 +43,11 @@ from kvtier_sdk.runner.process.messages import (
 )
 
 _STDERR = 2
-_READ_BYTES = 1 << 16
 #: Added to the process's niceness, so that the engine goes first on a busy machine.
 _NICENESS = 5
 #: Time limits after the engine has ended: for closing the tier, and for ending this process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
-#: Time limit for closing a tier that did not open.
-_REFUSED_CLOSE_S = 5.0
 _LAST_REPORTS_S = 1.0
 
 
@@ -82,7 +80,7 @@ class Child:
     def _read_control(self) -> None:
         data = b""
         with contextlib.suppress(OSError):
-            data = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            data = self._control.recv(READ_BYTES, socket.MSG_DONTWAIT)
         if not data:  # the engine is gone
             self._event_loop.remove_reader(self._control)
             self._end(_ORPHAN_CLOSE_S)
@@ -127,7 +125,7 @@ class Child:
             self._tier_loop = self._build(bootstrap)
             is_open = await self._tier_loop.open()
         except BaseException as error:  # a panic in a Rust client is not an Exception
-            self._end(_REFUSED_CLOSE_S, error)
+            self._end(FAILED_CLOSE_S, error)
         else:
             # Exempt all objects built so far from garbage collection, because they stay.
             gc.freeze()

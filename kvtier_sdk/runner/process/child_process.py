@@ -25,6 +25,7 @@ from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
 from kvtier_sdk.runner.process.messages import (
+    READ_BYTES,
     Channel,
     Kind,
     MessageError,
@@ -47,7 +48,6 @@ _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 #: pings. Pings are counted, because elapsed time would include the machine's suspensions.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
-_READ_BYTES = 1 << 16
 #: Longer stderr lines are cut, because a library may write much text without a line end.
 _MAX_LINE_BYTES = 4096
 #: The number of last stderr lines to repeat in the log when the process dies.
@@ -115,7 +115,8 @@ class ChildProcess:
         """Drain the tier; return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._send(plain_message(Kind.DRAIN, timeout_s))
-        await wait_within(self._clock, 2 * timeout_s + 0.5, [self._drained, self.ended], first=True)
+        if not self.ended.done():
+            await wait_within(self._clock, 2 * timeout_s + 0.5, [self._drained])
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
@@ -251,6 +252,8 @@ class ChildProcess:
             # No task awaits a cancelled opening, so mark its exception as retrieved.
             self._opened.exception()
         self.ended.set_result(reason)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(True)
 
     def _unavailable(self, text: str) -> TierUnavailableError:
         return TierUnavailableError(text).labelled(self._name, "open")
@@ -277,7 +280,7 @@ class _StderrLog:
         """Log the lines received so far; return false at the end of the pipe."""
         while True:
             try:
-                data = os.read(self.fileno(), _READ_BYTES)
+                data = os.read(self.fileno(), READ_BYTES)
             except (BlockingIOError, InterruptedError):
                 return True
             *lines, self._rest = (self._rest + data).split(b"\n")

@@ -1,8 +1,7 @@
 """Messages between an engine and a tier's process, and the socket that carries them.
 
 A message consists of its length, kind and body. The body is MessagePack for jobs and reports, and
-JSON for plain data. Messages carry keys, slot indices and verdicts, but no payloads. Received data
-is never executed or unpickled. Both ends must have the same :data:`PROTOCOL_VERSION`.
+JSON for plain data. Messages contain no payloads. Received data is never executed or unpickled.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _HEAD = struct.Struct("<IB")
 _MAX_BODY_BYTES = 1 << 28
 #: The maximum length of a request's params as JSON. Longer params are omitted.
 _MAX_PARAMS_BYTES = 1 << 14
-_READ_BYTES = 1 << 16
+READ_BYTES = 1 << 16
 #: The peer counts as stuck if more bytes than this are unsent.
 _MAX_UNSENT_BYTES = 8 << 20
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
@@ -195,7 +194,7 @@ class Channel:
         self._readable = select.poll()
         self._readable.register(own, select.POLLIN)
         self._splitter = MessageSplitter()
-        self._arrived = memoryview(bytearray(_READ_BYTES))
+        self._arrived = memoryview(bytearray(READ_BYTES))
         self._unsent = bytearray()
 
     def fileno(self) -> int:
@@ -238,7 +237,7 @@ class Channel:
             if count == 0:
                 self.at_end = True
             messages += self._splitter.split(self._arrived[:count])
-            if count < _READ_BYTES:
+            if count < READ_BYTES:
                 break  # the socket is empty, so save the system call of another read
         return messages
 

@@ -30,7 +30,7 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
     uniform_result,
 )
-from kvtier_sdk.runner.loop_thread import LoopRunner
+from kvtier_sdk.runner.loop_thread import FAILED_CLOSE_S, LoopRunner
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
@@ -50,8 +50,6 @@ _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
 _START_S = 30.0
-#: Time limit for the end of a process whose start failed or was cancelled.
-_CANCEL_S = 5.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
@@ -278,7 +276,7 @@ class ProcessRunner(LoopRunner):
                 async with self._clock.timeout(deadline_s + _START_S) as limit:
                     await child.start(bootstrap, pool_fd)
             except BaseException as error:
-                await child.end(_CANCEL_S)
+                await child.end(FAILED_CLOSE_S)
                 child.data.close()
                 if isinstance(error, TimeoutError) and limit.expired():
                     raise not_in_time(spec.name, deadline_s) from None
@@ -291,7 +289,7 @@ class ProcessRunner(LoopRunner):
         if not starting.cancelled() and starting.exception() is None:
             # End the child, because its start succeeded before the cancellation reached it.
             child = starting.result()
-            await child.end(_CANCEL_S)
+            await child.end(FAILED_CLOSE_S)
             child.data.close()
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:
