@@ -7,13 +7,14 @@ import concurrent.futures
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.runner.log import TierLog
 
 T = TypeVar("T")
@@ -24,12 +25,15 @@ _PROGRESS_S = 5.0
 FAILED_CLOSE_S = 5.0
 
 
-class LoopRunner(ABC):
-    """Opens, drains and closes a tier on an event loop in a daemon thread.
+class TierRunner(ABC):
+    """Runs a tier's jobs. Only the engine's thread may call it, except where noted.
 
-    A daemon thread lets the interpreter exit even if a tier is stuck in a system call. A forked
-    copy of the engine lacks the thread, so the runner counts as ended there. The copy must not use
-    the loop, because both processes share the loop's descriptors.
+    The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
+    tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
+
+    The event loop runs in a daemon thread, so that the interpreter can exit even if a tier is stuck
+    in a system call. A forked copy of the engine lacks the thread, so the runner counts as ended
+    there. The copy must not use the loop, because both processes share the loop's descriptors.
     """
 
     _grace_s = 0.0  # extra time that closing may take beyond its limit
@@ -50,6 +54,29 @@ class LoopRunner(ABC):
         self._stopped = threading.Event()
         self._closed = threading.Event()
         self._closing = False
+
+    @abstractmethod
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
+        """Submit jobs without waiting; return the results of refused jobs."""
+
+    @abstractmethod
+    def poll(self) -> Sequence[Report]:
+        """Return the reports since the last call, without waiting."""
+
+    @abstractmethod
+    def peek(self) -> Sequence[Report]:
+        """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
+
+    @abstractmethod
+    def options_changed(self) -> None:
+        """Pass changed live options to the tier's loop. Any thread may call this."""
+
+    @abstractmethod
+    def log_end(self, topic: str, message: str) -> bool:
+        """Log the end of an outage in the tier's loop; return false if the loop is unreachable."""
+
+    def suspect(self) -> None:  # noqa: B027
+        """Kill the tier's process if it is stuck. The client calls this when a job is overdue."""
 
     @property
     def is_running(self) -> bool:
@@ -86,11 +113,13 @@ class LoopRunner(ABC):
             raise
 
     def drain(self, timeout_s: float) -> bool:
+        """Cancel queued batches, and wait for running batches; return true if all have ended."""
         if not self.is_running:
             return True
         return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
 
     def close(self, timeout_s: float) -> None:
+        """Drain and close the tier, and end its thread. A second call does nothing."""
         # Set the flag first, because an interrupted drain may lead to a second call.
         if self._closing:
             return

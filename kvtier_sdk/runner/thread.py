@@ -24,7 +24,7 @@ from kvtier_sdk.runner.jobs import (
     uniform_result,
 )
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.loop_thread import LoopRunner
+from kvtier_sdk.runner.loop_thread import TierRunner
 from kvtier_sdk.runner.opening import not_in_time
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ T = TypeVar("T")
 _SILENCE: Any = object()
 
 
-class ThreadRunner(LoopRunner):
+class ThreadRunner(TierRunner):
     """Runs a tier on an event loop in a daemon thread.
 
     The engine's thread submits and polls without a lock, because a deque's methods are thread-safe.
@@ -90,9 +90,6 @@ class ThreadRunner(LoopRunner):
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")
         return cast(T, answer)
-
-    def suspect(self) -> None:
-        """Do nothing, because a stuck thread cannot be killed."""
 
     def options_changed(self) -> None:
         self._call_soon(self._tier_loop.options_changed)

@@ -30,7 +30,7 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
     uniform_result,
 )
-from kvtier_sdk.runner.loop_thread import FAILED_CLOSE_S, LoopRunner
+from kvtier_sdk.runner.loop_thread import FAILED_CLOSE_S, TierRunner
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
@@ -54,7 +54,7 @@ _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
 
-class ProcessRunner(LoopRunner):
+class ProcessRunner(TierRunner):
     """Runs a tier in a separate process, which maps the pool.
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
