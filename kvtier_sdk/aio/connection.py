@@ -216,7 +216,6 @@ class Connection:
             raise RuntimeError(f"another call waits on the connection to {self.peer}")
 
     def _take_unread(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Fill buffers with unread bytes; return the unfilled parts."""
         rooms: Sequence[memoryview] = [buffer for buffer in buffers if len(buffer)]
         while rooms and self._unread:
             count_bytes = min(len(rooms[0]), len(self._unread))

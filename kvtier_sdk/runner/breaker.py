@@ -137,7 +137,6 @@ class Breaker:
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool) -> None:
-        """Close the breaker after a successful probe; otherwise open it for a longer pause."""
         if not succeeded:
             self._open()
             return

@@ -23,8 +23,7 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, RequestContext, Tran
 
 T = TypeVar("T")
 
-#: The maximum number of chunks to delete per call.
-_DELETE_CHUNKS = 256
+_MOST_DELETED = 256
 
 
 class NonsenseError(Exception):
@@ -140,7 +139,7 @@ class TierCaller:
 
         # List all keys first, because deletions during a listing may make the listing skip chunks.
         keys = list(dict.fromkeys(await self._renewing(list_keys)))
-        most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
+        most = min(_MOST_DELETED, self.tier.max_batch_keys or _MOST_DELETED)
         for start in range(0, len(keys), most):
             await self.delete(keys[start : start + most])
 

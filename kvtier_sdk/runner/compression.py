@@ -81,7 +81,6 @@ class CompressionGate:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call the tier, and record the call's time if all chunks were moved."""
         self._running[operation] += 1
         running = self._running[operation]
         started_s = self._clock.now_s()
@@ -113,7 +112,6 @@ class CompressionGate:
         self._trials.append(_Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
     def decide(self) -> None:
-        """Open or close the gate, if there are enough measurements."""
         loads, stores = (
             [call for calls in of.values() for call in calls] for of in self._calls.values()
         )

@@ -110,7 +110,6 @@ class Inventory:
             await self._call.clock.sleep(max(self._interval_s, rest_s))
 
     async def close(self) -> None:
-        """Write the last notes, which are lost if the write fails."""
         if self._segments is not None:
             with suppress(TierError, TimeoutError):
                 async with self._call.clock.timeout(_LAST_NOTES_S):

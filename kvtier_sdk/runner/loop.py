@@ -342,7 +342,6 @@ class TierLoop:
             self._spawn(run, range(len(job.keys)))
 
     def _fill(self) -> None:
-        """Start queued batches while calls and buffers are free."""
         for operation, queue in self._queues.items():
             while queue and self._has_room(operation):
                 run, batch = queue.popleft()
@@ -455,7 +454,6 @@ class TierLoop:
     def _note(
         self, run: _Run, errors: Sequence[TierError | None], objects: Sequence[OffloadKey] = ()
     ) -> None:
-        """Report a call's outcome to the breaker, unless the job has been concluded."""
         if not run.concluded:
             reason = next((str(error) for error in errors if error is not None), "")
             outcome = outcome_of(run.direction, errors)

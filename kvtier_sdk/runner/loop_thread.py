@@ -189,7 +189,6 @@ class TierRunner(ABC):
             return default
 
     def _call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        """Run a callback in the thread, unless its loop has ended."""
         if self._event_loop is None or not self._is_here:
             return
         try:

@@ -81,7 +81,6 @@ class NoteSegments:
             self._chunks[segment] = None if notes is None else list(notes)
 
     async def save(self) -> None:
-        """Write the pending notes to new segments, if there are new notes."""
         while self._has_news:
             pending = self._pending.copy()
             sizes_bytes = accumulate(_size(key, note) for key, note in pending.items())

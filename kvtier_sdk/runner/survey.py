@@ -18,8 +18,7 @@ T = TypeVar("T")
 
 #: The time limit for one query of the usage, and for listing the namespaces.
 _ANSWER_S = 5.0
-#: Interval between queries of the usage.
-_INTERVAL_S = 5.0
+_INTERVAL_S = 5.0  # between queries of the usage
 #: Namespaces that differ in more facts than this are assumed to be unrelated.
 _MOST_FACTS = 2
 _ADVICE = {
