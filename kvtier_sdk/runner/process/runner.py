@@ -8,10 +8,9 @@ import select
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeAlias
 
-from kvtier_sdk.aio.clock import Clock, wait_out
+from kvtier_sdk.aio.clock import Clock, wait_out, wait_within
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.events import Announce
@@ -214,21 +213,16 @@ class ProcessRunner(TierRunner):
         options = self._spec.runner
         if self._notify is not None:
             asyncio.get_running_loop().add_reader(self._arrival, self._readable)
-        starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
+        within_s = options.open_deadline_s if self._spec.engine_waits else 0
         try:
-            async with self._clock.timeout(
-                options.open_deadline_s if self._spec.engine_waits else 0
-            ):
-                await asyncio.wait([starting])
-        except TimeoutError:
-            if options.required:
-                await self._break_off(starting)
-                raise not_in_time(self._spec.name, options.open_deadline_s) from None
-        except asyncio.CancelledError:
+            in_time = await wait_within(self._clock, within_s, [starting])
+            if not in_time and options.required:
+                raise not_in_time(self._spec.name, options.open_deadline_s)
+        except BaseException:
             await self._break_off(starting)
             raise
-        else:
+        if in_time:
             try:
                 self._child = starting.result()
                 self._connect(self._child.data)
@@ -237,8 +231,7 @@ class ProcessRunner(TierRunner):
                 if options.required or not may_pass(error):
                     raise
                 self._note_failure(error)
-            starting = None
-        supervising = self._supervise(starting)
+        supervising = self._supervise(None if in_time else starting)
         self._supervising = self._clock.spawn(supervising, name=f"supervise {self._spec.name}")
         return self._child is not None and self._child.is_open
 
@@ -264,9 +257,8 @@ class ProcessRunner(TierRunner):
     async def _start(self) -> ChildProcess:
         spec = self._spec
         deadline_s = spec.runner.open_deadline_s
-        with ExitStack() as opened:
-            pool_fd = copy_fd(self._pool.fd)
-            opened.callback(os.close, pool_fd)
+        pool_fd = copy_fd(self._pool.fd)
+        try:
             self._sent = self._live_options()
             bootstrap = write_bootstrap(spec, self._namespace, self._pool.layout, pool_fd)
             child = ChildProcess(
@@ -281,6 +273,8 @@ class ProcessRunner(TierRunner):
                 if isinstance(error, TimeoutError) and limit.expired():
                     raise not_in_time(spec.name, deadline_s) from None
                 raise
+        finally:
+            os.close(pool_fd)
         return child
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
