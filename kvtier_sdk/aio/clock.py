@@ -145,19 +145,11 @@ class SystemClock(Clock):
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         try:
             import uvloop
-        except ImportError:
-            return asyncio.new_event_loop()
-        if not _has_standard_streams():
+
+            # uvloop must not get a closed stream's number: closing it would abort the process.
+            for stream_fd in range(3):
+                os.fstat(stream_fd)
+        except (ImportError, OSError):
             return asyncio.new_event_loop()
         loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         return loop
-
-
-def _has_standard_streams() -> bool:
-    # uvloop must not get a closed stream's number: closing it later would abort the process.
-    try:
-        for stream_fd in range(3):
-            os.fstat(stream_fd)
-    except OSError:
-        return False
-    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ class ChunkMover:
         headers = self._headers.take(len(batch))
         is_store = job.operation is Operation.STORE
         try:
-            lent = {
+            yield {
                 index: Transfer(
                     job.keys[index],
                     job.request,
@@ -59,7 +59,6 @@ class ChunkMover:
                 )
                 for index, header in zip(batch, headers, strict=True)
             }
-            yield lent
         finally:
             self._headers.give_back(headers)
 
@@ -82,14 +81,13 @@ class ChunkMover:
             errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
             for transfer, error in zip(sent, errors.values(), strict=True):
                 if error is None:
-                    self._count(transfer, result)
-        self._trust(transfers[index] for index, error in errors.items() if error is None)
+                    self._moved(transfer, result)
         return errors
 
     async def verify(
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], result: JobResult
     ) -> None:
-        """Verify and expand loaded chunks; add errors to ``errors``, and delete useless chunks."""
+        """Verify and expand loaded chunks; add errors to ``errors``, and delete damaged chunks."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
@@ -100,35 +98,26 @@ class ChunkMover:
         intact = [index for index, error in errors.items() if error is None]
         expanded = await self._compressor.expand([transfers[index] for index in intact], result)
         errors.update(zip(intact, expanded, strict=True))
-        for index in intact:
-            if errors[index] is None:
-                self._count(transfers[index], result)
-        for error in errors.values():
-            if error is not None:
-                error.labelled(self._context.name, Operation.LOAD.value)
-        self._trust(
-            transfers[index]
-            for index, error in errors.items()
-            if error is None or isinstance(error, ChunkNotFoundError)
-        )
-        useless = [transfers[index].key for index, error in errors.items() if _is_useless(error)]
+        useless = []
+        for index, error in errors.items():
+            transfer = transfers[index]
+            if error is None:
+                self._moved(transfer, result)
+                continue
+            error.labelled(self._context.name, Operation.LOAD.value)
+            is_foreign = isinstance(error, ChunkAuthError) and error.unknown_key
+            if isinstance(error, ChunkNotFoundError):
+                self._unloaded.pop(transfer.key, None)
+            elif isinstance(error, CorruptChunkError) and not is_foreign:
+                useless.append(transfer.key)
         if useless and self._call.can_delete:
             try:
                 await self._call.delete(useless)
             except TierError as error:
                 self._context.logger.warning("%s", error)
 
-    def _count(self, transfer: Transfer, result: JobResult) -> None:
+    def _moved(self, transfer: Transfer, result: JobResult) -> None:
+        self._unloaded.pop(transfer.key, None)
         stored_bytes = len(transfer.arrived)
         result.object_bytes += self._context.header_bytes + stored_bytes
         result.compressed_chunks += stored_bytes < self._context.payload_bytes
-
-    def _trust(self, transfers: Iterable[Transfer]) -> None:
-        for transfer in transfers:
-            self._unloaded.pop(transfer.key, None)
-
-
-def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, regardless of its sealing keys."""
-    is_foreign = isinstance(error, ChunkAuthError) and error.unknown_key
-    return isinstance(error, CorruptChunkError) and not is_foreign

@@ -309,7 +309,7 @@ class TierLoop:
 
     def _conclude_all(self) -> None:
         for run in list(self._runs):
-            self._conclude(run, Verdict.CANCELLED)
+            self._conclude(run)
 
     async def _idle_within(self, timeout_s: float) -> bool:
         try:
@@ -323,14 +323,11 @@ class TierLoop:
 
     def _start(self, run: _Run) -> None:
         job = run.job
-        if self._closed:
-            self._conclude(run, Verdict.CANCELLED)
+        if self._closed or not job.keys:
+            self._conclude(run)
             return
         if not self._opening.is_open or not self._health[run.direction].admits:
             self._conclude(run, Verdict.UNAVAILABLE)
-            return
-        if not job.keys:
-            self._conclude(run)
             return
         run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
         if job.operation in _MOVES:
