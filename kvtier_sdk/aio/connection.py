@@ -231,8 +231,7 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            # Read before waiting, because the event loop may already have reported these bytes, and
-            # uvloop reports a reset only once.
+            # The event loop may already have reported these bytes, or a reset.
             if self._read():
                 if self._error is not None:
                     raise self._lost()

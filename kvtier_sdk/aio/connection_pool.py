@@ -68,8 +68,7 @@ class ConnectionPool(Generic[C]):
             except BaseException as error:
                 connection.close("its borrower failed")
                 if isinstance(error, TierUnavailableError):
-                    # Idle connections are older, so the server has probably lost them too. If they
-                    # stayed, each retry could fail with another idle connection.
+                    # Idle connections are older, so the server has probably lost them too.
                     self._close_idle("another connection was lost")
                 raise
             if self._is_closed:

@@ -29,7 +29,7 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.registry import load_codec
 from kvtier_sdk.runner.base import PoolMemory
-from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
+from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
@@ -139,8 +139,7 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # The next calls start before loaded chunks are verified, so allocate headers for two rounds
-        # of calls, and one for a segment of notes.
+        # The next calls start before loaded chunks are verified. A segment of notes needs a header.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -185,7 +184,7 @@ class TierLoop:
                 header,
                 buffer,
                 options,
-                self._rng,
+                Breaker(options, self._rng),
                 report,
                 self._refuse_queued,
                 self._is_blocked,
@@ -426,15 +425,13 @@ class TierLoop:
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # Count only calls that began in the first half of the job's time. Later calls had too
-            # little time because they were queued, which is not the tier's fault.
+            # A call that began later had too little time, which is not the tier's fault.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Calls of jobs concluded before ``halfway_s`` certainly hang. This job's calls were
-            # cancelled just now, and may soon end.
+            # This job's calls may soon end. Calls of jobs concluded before ``halfway_s`` hang.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 

@@ -207,11 +207,8 @@ class Channel:
 
     def write(self, data: bytes) -> None:
         """Write without waiting. If the connection is broken, the bytes are lost."""
-        if self._unsent:
-            self._unsent += data
-            self.flush()
-        elif (count := self._send(data)) < len(data):
-            self._unsent += data[count:]
+        self._unsent += data
+        self.flush()
 
     def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
         """Write without waiting. The event loop sends the rest later."""
@@ -220,8 +217,15 @@ class Channel:
             event_loop.add_writer(self, self._send_rest, event_loop)
 
     def flush(self) -> None:
-        if self._unsent:
-            del self._unsent[: self._send(self._unsent)]
+        if not self._unsent:
+            return
+        try:
+            sent_bytes = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:  # the connection is broken
+            sent_bytes = len(self._unsent)
+        del self._unsent[:sent_bytes]
 
     def read(self) -> list[tuple[Kind, bytes]]:
         """Return all messages that have arrived; raise MessageError for invalid bytes."""
@@ -255,12 +259,3 @@ class Channel:
         self.flush()
         if not self._unsent:
             event_loop.remove_writer(self)
-
-    def _send(self, data: bytes | bytearray) -> int:
-        """Return the number of bytes sent, which includes bytes lost to a broken connection."""
-        try:
-            return self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:
-            return len(data)

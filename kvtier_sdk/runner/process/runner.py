@@ -43,8 +43,7 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: The pauses before restarts double up to the longest. A process that has lived for the longest
-#: pause resets them.
+#: The pauses before restarts double. A process that has lived for the longest pause resets them.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
@@ -81,8 +80,7 @@ class ProcessRunner(TierRunner):
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
-        # The epoll becomes readable once when reports arrive. The engine's thread re-arms it in
-        # ``poll``, without waking the supervisor thread.
+        # Becomes readable once when reports arrive. ``poll`` re-arms it without waking the thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
