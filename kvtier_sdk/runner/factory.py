@@ -31,10 +31,7 @@ def wants_process(spec: TierSpec) -> bool:
 def make_runner(
     spec: TierSpec, pool: PoolMemory, *, clock: Clock, **others: Any
 ) -> ThreadRunner | ProcessRunner:
-    """Create the runner; raise ConfigError if a separate process is required but impossible.
-
-    The arguments ``others`` are those of both runners.
-    """
+    """Create the runner; raise ConfigError if a separate process is required but impossible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
         fault = fault_of(spec) if pool.is_shared else _NOT_SHARED

@@ -64,7 +64,12 @@ class Inventory:
     ) -> None:
         """Add a store's chunks, except ``gone``; remove a load's missing and damaged chunks."""
         if job.operation is not Operation.STORE:
-            self.removed(job.keys[i] for i, error in errors.items() if _is_gone(error))
+            lost = ChunkNotFoundError | CorruptChunkError
+            self.removed(
+                job.keys[index]
+                for index, error in errors.items()
+                if isinstance(error, lost) and not isinstance(error, ChunkAuthError)
+            )
         elif self._events.is_heard:
             told = job.notes or [b""] * len(job.keys)
             stored = {job.keys[i]: told[i] for i, error in errors.items() if error is None}
@@ -162,11 +167,6 @@ class Inventory:
             self._bare.update(key for key in told if not notes[key])
         self._known.update(dict.fromkeys(notes, self._scan_number))
         self._events.add(told, removed=False, notes=[notes[key] for key in told])
-
-
-def _is_gone(error: TierError | None) -> bool:
-    is_lost = isinstance(error, ChunkNotFoundError | CorruptChunkError)
-    return is_lost and not isinstance(error, ChunkAuthError)
 
 
 def _parts(keys: Iterable[OffloadKey]) -> Iterator[list[OffloadKey]]:

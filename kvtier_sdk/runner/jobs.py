@@ -231,5 +231,4 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Count the verdicts other than ``OK``, by value."""
     return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

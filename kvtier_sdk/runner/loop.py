@@ -147,11 +147,7 @@ class TierLoop:
         memories = memory, segment, headers, sealed, compressed, probes
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
-            namespace.fingerprint,
-            chunk_bytes,
-            alignment,
-            verify=spec.verify,
-            sealed=codec is not None,
+            namespace.fingerprint, chunk_bytes, alignment, verify=spec.verify, sealed=bool(codec)
         )
         context = TierContext(
             name=spec.name,
