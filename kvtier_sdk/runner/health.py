@@ -106,11 +106,11 @@ class DirectionHealth:
         self._hindered_s = 0.0
         name = f"{self._direction.value} probe"
         self._attempt = attempt = self._call.clock.spawn(self._attempt_once(), name=name)
-        # The first probes detect a quick recovery; later probes give a slow tier more time.
         try:
             is_read = self._direction is Direction.READ
             options = self._options
             deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
+            # The first probes detect a quick recovery; later probes give a slow tier more time.
             within_s = min(self._breaker.backoff.pause_s, deadline_s)
             if not await wait_within(self._call.clock, within_s, [attempt]):
                 return False
