@@ -255,7 +255,7 @@ class World:
             loop = TierLoop(
                 spec,
                 namespace=Namespace({"dtype": "bfloat16"}),
-                memory=self.memory,
+                memory=self.memory,  # type: ignore[arg-type]  # a loop needs no more
                 clock=self.clock,
                 report=report,
                 rng=rng,
@@ -269,7 +269,7 @@ class World:
         runner = WatchedRunner(
             make_loop, self.clock, ledger, self.journal.note, let_go=weather.clear_up, rng=rng
         )
-        self.manager.add_tier(spec, runner)
+        self.manager.add_tier(spec, runner)  # type: ignore[arg-type]  # it has no thread
         self.weathers.append(weather)
         self.ledgers.append(ledger)
         self.runners.append(runner)
