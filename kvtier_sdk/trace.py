@@ -38,7 +38,7 @@ class _Request(NamedTuple):
 
 
 class TraceRecorder:
-    """A recorder that writes one line for each request, on a separate thread.
+    """Writes one line for each request, on a separate thread.
 
     The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
     salted hash replaces each chunk's key. The salt is never written, so the hashes reveal no

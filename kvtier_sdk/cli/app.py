@@ -105,7 +105,7 @@ app.command("plan")(plan_command)
 app.command("bench")(bench_command)
 
 
-#: The error for wrong arguments. Newer releases of typer bundle click, so find the class by name.
+#: The error for wrong arguments, found by name, because newer releases of typer bundle click.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )

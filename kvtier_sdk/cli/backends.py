@@ -60,7 +60,6 @@ def _wanted(names: Sequence[str]) -> list[BackendInfo]:
 
 
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend. ``fault`` is the reason why it cannot be loaded, or ``None``."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)

@@ -165,7 +165,7 @@ def _measure(
     share_bytes: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Measure all tiers with chunks of one size. Each round begins with another tier."""
+    """Measure all tiers with chunks of one size. Each round starts with a different tier."""
     size = figures[0].chunk_bytes
     slots = min(share_bytes // size, at_once * max(of.batch for of in figures))
     with ExitStack() as opened:
@@ -205,7 +205,7 @@ def _open(spec: TierSpec, pool: HostPool) -> Iterator[BlockingTier]:
 
 
 def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
-    # Wait, because a store that ended after the deletion would leave its chunks behind.
+    # Wait, because a store that ends after the deletion would leave its chunks behind.
     tier.wait(lambda: not tier.client.jobs.running, _SETTLE_S)
     for page in pages(keys):
         _check(tier, tier.result_of(tier.client.delete(page)))
@@ -214,7 +214,7 @@ def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
 def _move(
     tier: BlockingTier, operation: Operation, keys: Sequence[OffloadKey], of: Figures, at_once: int
 ) -> None:
-    """Store or load chunks in jobs, ``at_once`` at a time, each in separate slots."""
+    """Store or load chunks, with up to ``at_once`` jobs in separate slots."""
     clock, client = SystemClock(), tier.client
     give = client.store if operation is _STORE else client.load
     waiting = pages(keys, of.batch)
@@ -261,6 +261,6 @@ def _cpu_s() -> float:
     total_s = 0.0
     for pid in pids:
         with suppress(OSError):  # the process has ended
-            # Linux derives the id of a process's CPU clock from the process's id in this way.
+            # This is how Linux derives the id of a process's CPU clock from the process's id.
             total_s += time.clock_gettime((~pid << 3) | 2)
     return total_s

@@ -20,7 +20,7 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: Maps each template to the file that is made from it.
+#: The generated file's path, by template.
 _FILES = {
     "Makefile.in": "Makefile",
     "README.md.in": "README.md",

@@ -173,7 +173,7 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        # Wait only briefly, because some stores count their chunks slowly or not at all.
+        # Limit the wait, because some stores count their chunks slowly or not at all.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)
@@ -230,7 +230,7 @@ class _Check:
 
 
 class _Listener(logging.Handler):
-    """A handler that collects messages without the frames of tracebacks."""
+    """Collects log messages without the frames of tracebacks."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -134,7 +134,7 @@ def _serving(
 
 @dataclass
 class _ManagerControl:
-    """A handler of admin requests. It never waits for the engine's thread."""
+    """Answers admin requests without waiting for the engine's thread."""
 
     _config: TieringConfig
     manager: TieringManager

@@ -26,7 +26,7 @@ _TITLES = (
     *("pool", "tier", "size", "hits", "in pool", "first token", "written/day", "life"),
     *("requests/day", "storing", "computing", "both"),
 )
-#: Show an option only if its first token comes sooner, by this share, than every cheaper one's.
+#: A more expensive option must shorten the time to the first token by at least this share.
 _WORTHWHILE = 0.01
 
 
@@ -176,7 +176,7 @@ def _show(found: Comparison, *, as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best options by cost. ``nothing`` is the option that computes everything.
+    """The options to show. ``nothing`` is the option without a pool and a tier.
 
     For each option, ``checks`` has two flows of the trace's second half: forecast and actual.
     """
@@ -196,7 +196,7 @@ class Plan:
         return f'pool_bytes = {self.best.pool_bytes}\npolicy = "{self.policy}"\n{tier}'
 
     def errors(self) -> tuple[float, float]:
-        """Return the checks' largest errors: of a hit rate, and of the number of stores per use."""
+        """Return the largest error of a hit rate, and of a number of stores per use."""
         pairs = [tuple(half.stored / max(1.0, half.asked) for half in of) for of in self.checks]
         return (
             max(abs(of.hit_rate - fact.hit_rate) for of, fact in self.checks),

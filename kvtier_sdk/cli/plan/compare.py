@@ -17,9 +17,9 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds if no hit rate and no number of bytes is further than this from its forecast.
+# The largest deviations at which a plan still holds: points of a hit rate, share of the bytes.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
-# The share of requests that the engine may finish between two looks.
+# An engine may finish requests after its trace was read, up to this share of them.
 _MOST_REQUESTS_OFF = 0.01
 _LOSSES = re.compile("dropped |failures |misses (?!absent)|not_admitted_chunks$")
 
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """``lost`` counts, by reason, the chunks that the engine dropped, missed or failed to move."""
+    """A comparison, and the numbers of dropped, missed and failed chunks by reason."""
 
     rows: Sequence[Row]
     lost: Mapping[str, float]
@@ -92,7 +92,7 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
     days = Work.of(workload, 0, 0.0, 1.0).span_s / DAY_S
     traffic = Traffic(workload)
-    # All other chunks were in the pool, or on the device, whose hits kvtier does not count.
+    # kvtier does not count a device's hits, so the pool's hits include them.
     absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in counted.values())
     if not host["stored_chunks"] or absent > traffic.chunks:
         raise _other_time(socket, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")
@@ -124,7 +124,6 @@ def _object_bytes(tier: _Counts, host: _Counts) -> float:
 
 
 def _read(socket: Path, requests: int) -> tuple[int, dict[str, _Counts]]:
-    """Return the pool's slots and each tier's counts."""
     status = ask_engine(socket, command="status")
     written = status["trace"] and status["trace"]["written_requests"]
     if written is not None and abs(written - requests) > _MOST_REQUESTS_OFF * requests:

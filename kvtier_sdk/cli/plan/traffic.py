@@ -21,7 +21,7 @@ from kvtier_sdk.types import OffloadKey
 LRU = "lru"
 # The maximum weight of a reuse in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
-# A forecast ignores the uses in this share of a window, at its beginning, where traffic starts.
+# A forecast ignores this share of a window at its start, because few previous uses are known there.
 _BEGIN = 0.3
 
 _Floats = npt.NDArray[np.float64]
@@ -100,8 +100,8 @@ class Traffic:
         uses = ((self._at_s >= start_s) & (self._at_s < window.end_s)).astype(np.float64)
         if not window.is_forecast:
             return uses, uses
-        # A reuse is recognized only if the window also has the chunk's previous use. The longer the
-        # chunk was away, the rarer this is, so such a reuse gets more weight.
+        # A window shows a reuse only if it contains the chunk's previous use too. Long gaps rarely
+        # fit into a window, so reuses after long gaps get more weight.
         away_s = np.clip(self._age_s, length_s * _BEGIN, length_s * (1 - 1 / _MOST_WEIGHT))
         return uses / (1 - _BEGIN), uses * length_s / (length_s - away_s)
 
@@ -130,7 +130,7 @@ class Traffic:
 def play(
     workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int
 ) -> Iterator[Container[OffloadKey]]:
-    """Yield the chunks that a simulated host pool holds when each request arrives."""
+    """Yield the contents of a simulated host pool at each request's arrival."""
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

@@ -99,7 +99,7 @@ def _patient(spec: TierSpec) -> TierSpec:
 
 @dataclasses.dataclass(eq=False)
 class _Driver:
-    """A player of requests. Each request is a generator that yields at the end of each step."""
+    """Plays requests. Each request is a generator that yields at the end of each step."""
 
     _manager: TieringManager
     _pool: HostPool
@@ -167,7 +167,7 @@ class _Driver:
                 return
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """Play a request. Yield at the end of each step, with true if the step made progress."""
+        """Play a request. At the end of each step, yield true if the step made progress."""
         self._history.arrived_s = request.arrived_s
         context = request.context
         self._manager.on_new_request(context)

@@ -83,7 +83,6 @@ class _Source(NamedTuple):
 
 
 def _sources(report: ReplayReport) -> list[_Source]:
-    """Return all origins of chunks: the host pool, the tiers in order, and then the engine."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
     colors = chain(["host"], cycle(_TIER_COLORS))
     hits = map(sum, report.history.hits)

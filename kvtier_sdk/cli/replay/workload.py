@@ -47,7 +47,6 @@ class ReplayRequest:
 
     @property
     def context(self) -> RequestContext:
-        """The request's context for the manager and the policy."""
         return RequestContext(self.request_id, resume_in_s=self.resume_in_s)
 
 
@@ -129,8 +128,8 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
     """Return a workload in which each request has the time until its session's next request."""
-    # Each time is wrong by a factor of e^x, where x is normally distributed with mean 0 and
-    # standard deviation ``error``. The time after a session's last request is infinite.
+    # Multiply each time by e^x, where x is normally distributed with mean 0 and standard deviation
+    # ``error``. The time after a session's last request is infinite.
     if not all(request.session for request in workload):
         raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
     rng = random.Random(seed)

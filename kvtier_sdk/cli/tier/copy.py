@@ -143,7 +143,7 @@ def _copy(
     ):
         sizes = {entry.key: entry.object_bytes for entry in src.entries()}
         stored, there = _transfer(src, dst, pool, sizes, copied, pace)
-        # Look up all chunks, because DST can silently evict a chunk that it has accepted.
+        # Look up all stored chunks, because DST may have evicted some of them.
         stayed = _present(dst, stored)
         copied.there = len(_present(dst, there))
         copied.copied = len(stayed)
@@ -161,7 +161,7 @@ def _present(tier: MaintainedTier, keys: Sequence[OffloadKey]) -> list[OffloadKe
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the namespace for DST: the engines' facts, without the facts that the SDK adds."""
+    """Return the namespace without the facts that the SDK adds, which DST adds again."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     codec = src.runner.codec_name if "codec" in namespace.facts else None
     if (engines if codec is None else engines.adding(codec=codec)) != namespace:

@@ -193,12 +193,12 @@ def _ask(
 
 
 def _ask_engines(config: TieringConfig, meant: Namespace, answers: Sequence[_Answer]) -> None:
-    """Add the reasons why chunks are absent, as far as running engines know them."""
+    """Ask running engines why chunks are absent, and add the reasons to ``answers``."""
     asked = [answer for answer in answers if answer.absent]
     for socket, answer in product(sockets_of(config), asked):
         name, fingerprint = answer.spec.name, answer.spec.in_tier(meant).fingerprint
         keys = [key.hex() for key in answer.absent]
-        # An engine may have ended, and another may have no such tier.
+        # Ignore engines that have ended, and engines without this tier.
         with suppress(typer.Exit, ConfigError):
             told = ask_engine(socket, command="losses", tier=name, namespace=fingerprint, keys=keys)
             for key, loss in zip(answer.absent, told["losses"], strict=True):

@@ -23,7 +23,7 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: A tier needs a namespace to open, even if no chunk is read or written.
+#: A tier cannot be opened without a namespace, even if no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
 #: The maximum number of chunks to list, delete or look up at once.
 _PAGE = 1000
@@ -33,7 +33,7 @@ _EXAMINED_BYTES = 64 * 2**20
 _UNKNOWN_BYTES = 4096
 #: The maximum chunk length accepted from a manifest, which limits the allocated memory.
 _MOST_CHUNK_BYTES = 2**30
-#: The fewest retries. They last 2.5 s instead of 60 ms, because a failure ends the command.
+#: The minimum number of retries. They take 2.5 s, because a failure ends the command.
 _RETRIES = 7
 #: The verdicts that concern one chunk. All other verdicts concern the whole tier.
 _OF_A_CHUNK = (
@@ -56,7 +56,7 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use the tier, and close it at the end."""
+    """Open a tier in a thread, and close it at the end. Engines may use the tier meanwhile."""
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}

@@ -101,7 +101,7 @@ class Faults:
     """The errors of tiers and their namespaces, with secrets masked."""
 
     def __init__(self, target: Target) -> None:
-        # Each tier's errors, and the reason for skipping the tier. A single tier is never skipped.
+        # Errors by tier, and the reasons for skipping tiers. A single tier is never skipped.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1

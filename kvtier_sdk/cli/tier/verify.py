@@ -188,7 +188,7 @@ class Pace:
 
 
 def check_readable(spec: TierSpec, namespace: Namespace) -> int:
-    """Return the length of a namespace's chunks; raise if a tier cannot read them."""
+    """Return a namespace's chunk length; raise :class:`ConfigError` if a tier cannot read it."""
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(
