@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
@@ -28,13 +28,9 @@ _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
 
+_Finished = tuple[float, Collection[OffloadKey], Mapping[OffloadKey, int]]
+
 _log = logging.getLogger("kvtier.trace")
-
-
-class _Request(NamedTuple):
-    arrived_s: float
-    named: Collection[OffloadKey]
-    end_tokens: Mapping[OffloadKey, int]
 
 
 class TraceRecorder:
@@ -58,7 +54,7 @@ class TraceRecorder:
         # No lock is needed, because only one thread changes each counter.
         self._refused = 0
         self._lost = 0
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_Finished] = deque()
         self._number = 0
         self._fd = -1
         self._size_bytes = 0
@@ -94,7 +90,7 @@ class TraceRecorder:
         if len(self._waiting) >= _MOST_WAITING:
             self._refused += 1
             return
-        self._waiting.append(_Request(arrived_s, named, end_tokens))
+        self._waiting.append((arrived_s, named, end_tokens))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write the waiting requests, and end the thread. A second call does nothing."""
@@ -141,17 +137,17 @@ class TraceRecorder:
                 _log.error("the trace cannot be written: %s: %s", self.path, error.strerror)
             self._is_failing = True
 
-    def _line(self, request: _Request) -> bytes:
-        keys, tokens = request.named, 0
-        if request.end_tokens:
-            ends = request.end_tokens
-            tokens = max(ends.get(key, 0) for key in request.named)
-            keys = [key for key, end in ends.items() if end <= tokens]
+    def _line(self, request: _Finished) -> bytes:
+        arrived_s, named, end_tokens = request
+        tokens = 0
+        if end_tokens:
+            tokens = max(end_tokens.get(key, 0) for key in named)
+            named = [key for key, end in end_tokens.items() if end <= tokens]
         record = {
-            "timestamp": round((request.arrived_s - self._started_s) * 1000),
+            "timestamp": round((arrived_s - self._started_s) * 1000),
             "input_length": tokens,
             "output_length": 0,
-            "hash_ids": [self._id(key) for key in keys],
+            "hash_ids": [self._id(key) for key in named],
             "chunk_bytes": self._chunk_bytes,
         }
         return json.dumps(record).encode() + b"\n"
@@ -163,9 +159,7 @@ class TraceRecorder:
 
     def _open_next(self) -> None:
         """Open the next file, and keep only the newest ``files - 1`` of the finished files."""
-        number = self._number
-        while True:
-            number += 1
+        for number in count(self._number + 1):
             path = self._directory / f"{self._prefix}-{number:06}.jsonl"
             # Another recording that this process began in the same second may have this file name.
             with contextlib.suppress(FileExistsError):
@@ -184,11 +178,10 @@ class TraceRecorder:
 
 def _end_of(path: Path) -> int | None:
     """Return a file's modification time in ns, or ``None`` if it is unfinished or unreadable."""
-    with contextlib.suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file,
+    ):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(file.fileno()).st_mtime_ns
     return None
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
