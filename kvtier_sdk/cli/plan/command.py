@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.drawing import Chart, Series, document, figure, table
-from kvtier_sdk.cli.plan.compare import TITLES, Comparison, compared
+from kvtier_sdk.cli.plan.compare import TITLES, compared
 from kvtier_sdk.cli.plan.prices import Option, Prices, Work, example_prices, priced, read_prices
 from kvtier_sdk.cli.plan.traffic import Flow, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
@@ -132,7 +132,12 @@ def plan_command(
         kvtier plan --trace traces/ --compare engine.sock
     """
     if compare is not None:
-        _show(compared(read_trace(trace), policy, compare), as_json=as_json)
+        found = compared(read_trace(trace), policy, compare)
+        if as_json:
+            print(json.dumps(found.as_json()))
+        else:
+            print_columns([TITLES, *(of.cells() for of in found.rows)], 1)
+            say(found.verdict())
         return
     if recompute is None:
         raise ConfigError("--recompute: give the time in which your engine computes a chunk")
@@ -164,14 +169,6 @@ def plan_command(
     say(*remarks)
     print_columns([_TITLES, *map(_row, plan.options)], 2)
     say(*plan.lines(), "", *plan.toml.splitlines())
-
-
-def _show(found: Comparison, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found.as_json()))
-        return
-    print_columns([TITLES, *(of.cells() for of in found.rows)], 1)
-    say(found.verdict())
 
 
 @dataclass(frozen=True, slots=True)
