@@ -36,12 +36,11 @@ from kvtier_sdk.cli.tier.explain import explain_command
 from kvtier_sdk.cli.tier.ls import ls_command
 from kvtier_sdk.cli.tier.rm import rm_command
 from kvtier_sdk.cli.tier.verify import verify_command
-from kvtier_sdk.cli.tier_check import ADVICE
+from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import KVTierError, TierError
 from kvtier_sdk.options.secrets import without_password
-from kvtier_sdk.runner.jobs import verdict_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -129,8 +128,7 @@ def run() -> int:
         return 2
     except TierError as error:
         say(without_password(f"kvtier: {error}"), to_stderr=True)
-        advice = ADVICE.get(verdict_of(error))
-        if advice:
+        if advice := advice_on(error):
             _tell(f"  what to do: {advice}")
         return 1
     except KVTierError as error:

@@ -12,14 +12,13 @@ import typer
 from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.terminal import say
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
-from kvtier_sdk.cli.tier_check import ADVICE
+from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.place import one_line
-from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
 #: The number of shown digits of a fingerprint, enough to distinguish namespaces.
@@ -105,7 +104,7 @@ class Faults:
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1
-        self._advice: dict[str, str | None] = {}
+        self._advice: dict[str, str] = {}
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
@@ -118,8 +117,8 @@ class Faults:
                 return
             fault, known = secrets_of(spec.config).mask(str(error)), self.by_tier.get(spec.name)
             self.by_tier[spec.name] = fault if known in (None, fault) else f"{known}; {fault}"
-            if isinstance(error, TierError):
-                self._advice[spec.name] = ADVICE.get(verdict_of(error))
+            if advice := advice_on(error):
+                self._advice[spec.name] = advice
 
     def show(self, *specs: TierSpec) -> None:
         for name in (spec.name for spec in specs):
