@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
@@ -20,17 +19,7 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: The generated file's path, by template.
-_FILES = {
-    "Makefile.in": "Makefile",
-    "README.md.in": "README.md",
-    "conformance.py.in": "tests/test_conformance.py",
-    "gitignore.in": ".gitignore",
-    "package.py.in": "@PACKAGE@/__init__.py",
-    "pyproject.toml.in": "pyproject.toml",
-    "tier.py.in": "@PACKAGE@/tier.py",
-    "workflow.yml.in": ".github/workflows/tests.yml",
-}
+_TEMPLATES = Path(__file__).with_name("templates")
 
 
 def new_backend_command(
@@ -113,13 +102,10 @@ def _words(name: str) -> Mapping[str, str]:
 
 
 def _write(project: Path, words: Mapping[str, str]) -> None:
-    templates = files("kvtier_sdk.cli") / "templates"
-    for template, target in _FILES.items():
-        path = project / _filled(target, words)
+    for template in _TEMPLATES.rglob("*.in"):
+        path = project / _filled(str(template.relative_to(_TEMPLATES).with_suffix("")), words)
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = (templates / template).read_text(encoding="utf-8")
-        path.write_text(_filled(text, words), encoding="utf-8")
-    (project / words["PACKAGE"] / "py.typed").touch()
+        path.write_text(_filled(template.read_text(encoding="utf-8"), words), encoding="utf-8")
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:
