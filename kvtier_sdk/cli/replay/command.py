@@ -23,7 +23,7 @@ from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import parse_seconds
 
 #: These options are unset, because a replay must not use the engine's files, socket or port.
-_ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
+_ENGINES_OWN: dict[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 
 
 def replay_command(
@@ -137,10 +137,7 @@ def replay_command(
         )
     with progress("replay", len(played)) as advance:
         report = replay(
-            played,
-            options,
-            evict_others=evict_others,
-            on_progress=lambda _: advance(1),
+            played, options, evict_others=evict_others, on_progress=lambda _: advance(1)
         )
     for file in (sys.stdout if as_json else None, None if is_page else report_file):
         if file is not None:
@@ -162,19 +159,17 @@ def _configuration(
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given
-    options, over = read_options(file), set(flags)
-    update = dict(_ENGINES_OWN)
+    options = read_options(file)
     if engine := tools_for(options, where=str(file)):
         config = engine.read(options, where=str(file))
         # An engine's configuration lacks the chunk size, which a flag or the workload provides.
-        over.add("chunk_bytes")
+        over = {name: getattr(given, name) for name in {"chunk_bytes", *flags}}
         if "slots" in flags:
-            update["pool_bytes"] = None
-    else:
-        options = {name: value for name, value in options.items() if name not in flags}
-        if "slots" in flags:
-            options.pop("pool_bytes", None)
-        elif "pool_bytes" in options:
-            del defaults["slots"]
-        config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    return config.model_copy(update=update | {name: getattr(given, name) for name in over})
+            over["pool_bytes"] = None
+        return config.model_copy(update=_ENGINES_OWN | over)
+    if "pool_bytes" in options and "slots" not in flags:
+        del defaults["slots"]
+    merged = {**defaults, **options, **flags}
+    if "slots" in flags:
+        merged.pop("pool_bytes", None)
+    return TieringConfig.from_dict(merged, where=str(file)).model_copy(update=_ENGINES_OWN)
