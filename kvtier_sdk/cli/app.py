@@ -11,17 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli import engine
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.bench import bench_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.conformance import conformance_command
-from kvtier_sdk.cli.engine import (
-    drain_command,
-    forget_command,
-    pin_command,
-    prefetch_command,
-    resume_command,
-)
 from kvtier_sdk.cli.events import events_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
@@ -50,7 +44,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
-
 
 tier_app = typer.Typer(
     no_args_is_help=True,
@@ -90,11 +83,11 @@ app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
 app.command("events")(events_command)
 app.command("set")(set_command)
-app.command("drain")(drain_command)
-app.command("resume")(resume_command)
-app.command("pin")(pin_command)
-app.command("prefetch")(prefetch_command)
-app.command("forget")(forget_command)
+app.command("drain")(engine.drain_command)
+app.command("resume")(engine.resume_command)
+app.command("pin")(engine.pin_command)
+app.command("prefetch")(engine.prefetch_command)
+app.command("forget")(engine.forget_command)
 app.add_typer(metrics_app, name="metrics")
 app.command("backends")(backends_command)
 app.command("new-backend")(new_backend_command)

@@ -75,15 +75,17 @@ def bench_command(
 
     'kvtier plan --devices FILE' reads what --json prints. The exit status is 1 if a tier fails.
     """
-    sizes = [read_flag("--chunk", parse_bytes, size) for size in chunk or ("2MiB", "128KiB")]
+    given = chunk or ("2MiB", "128KiB")
+    sizes = dict.fromkeys(read_flag("--chunk", parse_bytes, size) for size in given)
+    batches = dict.fromkeys(batch or (1, 16))
     options = {"slots": 1, "chunk_bytes": max(sizes), "tiers": urls}
     config = TieringConfig.from_dict(options, where="command line")
     specs = [spec.needed() for spec in config.tiers]
-    cases = list(product(dict.fromkeys(sizes), dict.fromkeys(batch or (1, 16))))
-    share_bytes = read_flag("--total", parse_bytes, total) // (rounds * len(cases))
-    least_bytes = max(size * chunks for size, chunks in cases)
+    turns = rounds * len(sizes) * len(batches)
+    share_bytes = read_flag("--total", parse_bytes, total) // turns
+    least_bytes = max(sizes) * max(batches)
     if share_bytes < least_bytes:
-        least = format_bytes(rounds * len(cases) * least_bytes)
+        least = format_bytes(turns * least_bytes)
         raise ConfigError(f"--total {total}: {rounds} rounds of these chunks need {least}")
     for spec in specs:
         if Capability.DELETE not in spec.tier_class.capabilities:
@@ -91,11 +93,11 @@ def bench_command(
     if not evict_others:
         check_bystanders(specs, SystemClock(), "benchmark")
     figures = []
-    with progress("bench", rounds * len(cases) * len(specs)) as advance:
-        for size in dict.fromkeys(sizes):
+    with progress("bench", turns * len(specs)) as advance:
+        for size in sizes:
             of_size = [
                 Figures(spec.name, spec.backend, operation.value, size, chunks)
-                for _, chunks in (case for case in cases if case[0] == size)
+                for chunks in batches
                 for operation in (_STORE, _LOAD)
                 for spec in specs
             ]
@@ -173,23 +175,22 @@ def _measure(
         for slot in range(slots):
             pool.view(slot)[:] = like_kv(size)
         tiers = [opened.enter_context(_open(spec, pool)) for spec in specs]
-        for number in range(rounds):
-            for turn in range(len(specs)):
-                at = (number + turn) % len(specs)
-                its = figures[at :: len(specs)]
-                for store, load in zip(its[::2], its[1::2], strict=True):
-                    jobs = share_bytes // (size * store.batch)
-                    lanes = min(at_once, jobs)
-                    keys = [make_offload_key(os.urandom(32)) for _ in range(jobs * store.batch)]
-                    try:
-                        _move(tiers[at], _STORE, keys, store, lanes)
-                        _move(tiers[at], _LOAD, keys, load, lanes)
-                    except BaseException:
-                        with suppress(TierError):
-                            _delete(tiers[at], keys)
-                        raise
-                    _delete(tiers[at], keys)
-                    advance(1)
+        for number, turn in product(range(rounds), range(len(specs))):
+            at = (number + turn) % len(specs)
+            its = figures[at :: len(specs)]
+            for store, load in zip(its[::2], its[1::2], strict=True):
+                jobs = share_bytes // (size * store.batch)
+                lanes = min(at_once, jobs)
+                keys = [make_offload_key(os.urandom(32)) for _ in range(jobs * store.batch)]
+                try:
+                    _move(tiers[at], _STORE, keys, store, lanes)
+                    _move(tiers[at], _LOAD, keys, load, lanes)
+                except BaseException:
+                    with suppress(TierError):
+                        _delete(tiers[at], keys)
+                    raise
+                _delete(tiers[at], keys)
+                advance(1)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 
 from kvtier_sdk.admin import AdminSocket, Answer, make_directory
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig, read_tiers
 from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.events import PRIMARY
@@ -84,10 +83,7 @@ class OperatorServices:
             self._stack = stack.pop_all()
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Serve the open ``manager`` in place of an earlier manager.
-
-        ``fingerprints`` are the fingerprints of the tiers' namespaces.
-        """
+        """Serve an open manager, whose tiers' namespaces have these fingerprints."""
         if self._history is not None:
             self._history.attend(manager)
         if self._control is not None:
@@ -179,7 +175,10 @@ class _ManagerControl:
         options: Any = self._config if client is None else client.spec
         changed = options.changed(place.table(given), place)
         if client is not None:
-            self._check_tier(client, changed)
+            if isinstance(changed.config, BoundedTierConfig):
+                changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
+            tiers = [changed if one is client else one.spec for one in self.manager.clients]
+            read_tiers(Place("engine").at("tiers").entries(tiers))
         for name, (was, now) in options.set_live(changed).items():
             text = "%s: %s was %s and is %s now, set by %s"
             _log.warning(text, place.where, name, masked(name, was), masked(name, now), caller)
@@ -189,12 +188,6 @@ class _ManagerControl:
             share = changed.hint_share(self.manager.stats[0].capacity_bytes or 0)
             self.manager.limit_hints(share, changed.hint_duration_s)
         return {"options": options.live_values()}
-
-    def _check_tier(self, client: TierClient, changed: TierSpec) -> None:
-        if isinstance(changed.config, BoundedTierConfig):
-            changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
-        tiers = [changed if one is client else one.spec for one in self.manager.clients]
-        read_tiers(Place("engine").at("tiers").entries(tiers))
 
     def _begin_purge(self, fingerprints: object, caller: str) -> dict[str, Any]:
         is_meant = isinstance(fingerprints, list) and any(

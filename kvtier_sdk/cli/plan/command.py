@@ -173,10 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options to show. ``nothing`` is the option without a pool and a tier.
-
-    For each option, ``checks`` has two flows of the trace's second half: forecast and actual.
-    """
+    """The options to show, each with the forecast and the actual flow of the trace's second half."""
 
     policy: str
     options: Sequence[Option]

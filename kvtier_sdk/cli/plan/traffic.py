@@ -74,10 +74,7 @@ class Traffic:
         self._residents = cache(self._find_residents)
 
     def flow(self, policy: str, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
-        """Count hits and stores for a pool with a tier of ``tier_chunks``; 0 means no tier.
-
-        The tier gets every chunk, and evicts the least recently used chunk first.
-        """
+        """Count hits and stores for a pool and a write-through LRU tier, or 0 for no tier."""
         in_pool, in_tier = self._residents(policy, pool_slots), self._residents(LRU, tier_chunks)
         uses, reuses = self._weights(window)
         absent = ~(in_pool | in_tier)

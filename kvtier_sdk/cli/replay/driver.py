@@ -154,17 +154,11 @@ class _Driver:
                         on_progress(done)
                 moved = moved or progressed is not False
             self._manager.on_schedule_end()
-            if not moved:
-                self._run_model(reported)
-
-    def _run_model(self, reported: threading.Event) -> None:
-        """Wait up to ``_STEP_S`` for a report. A closed loop repeats this until no work is left."""
-        # A closed loop plays one request at a time. If it made a step after every report, it would
-        # repeat lookups that an engine does not repeat.
-        while reported.wait(_STEP_S) and self._closed:
-            reported.clear()
-            if not self._manager.has_pending_work():
-                return
+            # A closed loop plays one request at a time. If it made a step after every report, it
+            # would repeat lookups that an engine does not repeat.
+            while not moved and reported.wait(_STEP_S) and self._closed:
+                reported.clear()
+                moved = not self._manager.has_pending_work()
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
         """Play a request. At the end of each step, yield true if the step made progress."""
@@ -247,11 +241,7 @@ class _Driver:
 
 
 class ChunkContent:
-    """The content of chunks, computed from their keys.
-
-    A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each word.
-    So nearly every word of a wrong or a shifted chunk differs from the expected word.
-    """
+    """Computes chunks from keys, so that nearly every word of a wrong or shifted chunk differs."""
 
     def __init__(self, chunk_bytes: int) -> None:
         words = -(-chunk_bytes // 8)

@@ -15,10 +15,7 @@ _TIER_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "G
 
 
 class Section(NamedTuple):
-    """A table of a report, with sentences around it. Columns from ``numbers_from`` on are numbers.
-
-    The terminal and the page show the same sections.
-    """
+    """A table for the terminal and the page. Columns from ``numbers_from`` on are numbers."""
 
     title: str
     text: str
