@@ -190,9 +190,7 @@ def drain_command(
 def resume_command(socket: Socket, tier: _Tier) -> None:
     """Put a drained tier back into a running engine."""
     found = ask_engine(socket, command="resume", tier=tier)
-    suspended = [
-        name for name, field in (("reads", "reads_open"), ("stores", "stores_open")) if found[field]
-    ]
+    suspended = [name for name in ("reads", "stores") if found[f"{name}_open"]]
     note = f"; its breaker suspends {' and '.join(suspended)}" if suspended else ""
     say(f"{tier} is in{note}")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from logging.handlers import BufferingHandler
 from typing import cast
 
 import numpy as np
@@ -116,8 +118,9 @@ class _Check:
     def run(self) -> TierCheck:
         with _warnings_of(self._spec.name) as warnings:
             self._check()
-        prefix = f"{self._spec.name}: "
-        said = [self._masked(text.removeprefix(prefix)) for text in dict.fromkeys(warnings)]
+        prefix, formatted = f"{self._spec.name}: ", map(MaskingFormatter().format, warnings)
+        texts = dict.fromkeys(_FRAMES.sub(": ", text) for text in formatted)
+        said = [self._masked(text.removeprefix(prefix)) for text in texts]
         self._outcome.remarks += [text for text in said if text != self._outcome.fault]
         return self._outcome
 
@@ -229,29 +232,18 @@ class _Check:
         return _StepError(f"{self._spec.name} {step}: {message}", advice)
 
 
-class _Listener(logging.Handler):
-    """Collects log messages without the frames of tracebacks."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.setFormatter(MaskingFormatter())
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(_FRAMES.sub(": ", self.format(record)))
-
-
 @contextmanager
-def _warnings_of(tier: str) -> Iterator[list[str]]:
+def _warnings_of(tier: str) -> Iterator[list[logging.LogRecord]]:
     """Yield a list that collects a tier's warnings during the block, instead of the log."""
-    logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
+    logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), BufferingHandler(sys.maxsize)
     level, propagate = logger.level, logger.propagate
+    listener.setLevel(logging.WARNING)
     logger.addHandler(listener)
     # Set the level, because a tier's process sends only records of at least this level.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:
-        yield listener.messages
+        yield listener.buffer
     finally:
         logger.removeHandler(listener)
         logger.setLevel(level)

@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options to show, each with the forecast and the actual flow of the trace's second half."""
+    """The options to show, each with the forecast and the facts of the trace's second half."""
 
     policy: str
     options: Sequence[Option]

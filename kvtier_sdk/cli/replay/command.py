@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -124,7 +123,6 @@ def replay_command(
         played = told(played, told_error, seed=0)
     flags = {"slots": slots, "chunk_bytes": chunk_bytes, "policy": policy, "tiers": tier or None}
     given = {name: value for name, value in flags.items() if value is not None}
-    is_page = report_file is not None and report_file.name.endswith(".html")
     defaults = {"slots": 2000, "chunk_bytes": common_chunk_bytes(played)}
     options = _configuration(config, given, defaults)
     if recompute is not None:
@@ -139,15 +137,16 @@ def replay_command(
         report = replay(
             played, options, evict_others=evict_others, on_progress=lambda _: advance(1)
         )
-    for file in (sys.stdout if as_json else None, None if is_page else report_file):
-        if file is not None:
-            print(json.dumps(report.as_json()), file=file)
-    if not as_json:
+    written = json.dumps(report.as_json()) + "\n"
+    if as_json:
+        print(written, end="")
+    else:
         print_report(report)
-    if report_file is not None and is_page:
-        name = "generated chats" if trace is None else trace.name
-        as_text = json.dumps(options.to_dict(), indent=2)
-        report_file.write(replay_page(report, name, as_text))
+    if report_file is not None:
+        if report_file.name.endswith(".html"):
+            name = "generated chats" if trace is None else trace.name
+            written = replay_page(report, name, json.dumps(options.to_dict(), indent=2))
+        report_file.write(written)
     if report.wrong_bytes:
         raise typer.Exit(1)
 

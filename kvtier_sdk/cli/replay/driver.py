@@ -50,11 +50,10 @@ def replay(
     closed = concurrency == 1
     needed = tuple(spec.needed() for spec in config.tiers)
     tiers = tuple(map(_patient, needed)) if closed else needed
-    config = config.model_copy(update={"tiers": tiers})
     recompute_s = config.recompute_s
-    if recompute_s is None:
-        # A replay computes nothing, so every load must count as faster than computing.
-        config = config.model_copy(update={"recompute_s": math.inf})
+    # A replay computes nothing, so by default every load must count as faster than computing.
+    limit_s = math.inf if recompute_s is None else recompute_s
+    config = config.model_copy(update={"tiers": tiers, "recompute_s": limit_s})
     if not evict_others:
         check_bystanders(config.tiers, clock)
     reported = threading.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import accumulate, chain, cycle, pairwise
@@ -92,10 +93,9 @@ def _sources(report: ReplayReport) -> list[_Source]:
 
 def _charts(report: ReplayReport) -> list[Chart]:
     history = report.history
-    ends = [0] * (max(history.chunks, default=0) + 1)
-    for chunks in history.chunks:
-        ends[chunks] += 1
-    named_at = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
+    ends = Counter(history.chunks)
+    shorter = accumulate(ends[depth] for depth in range(max(ends, default=0)))
+    named_at = [len(history.chunks) - count for count in shorter]
     time = ("Hit rate over time", "the requests of a column name", "requests, in order of arrival")
     depth = (
         "Hit rate by depth in the prompt",
