@@ -62,14 +62,14 @@ class TierPrices(StrictModel):
 
     def url_of(self, capacity_bytes: int, *, compresses: bool = False) -> str:
         """Return the URL of a tier with this capacity, unless the store itself sets a capacity."""
-        url, given, options = self.url, TierSpec.from_url(self.url), []
+        given, options = TierSpec.from_url(self.url), []
         if isinstance(given.config, BoundedTierConfig):
             options.append(f"capacity={capacity_bytes}")
         if compresses and given.runner.compress == "never":
             options.append("compress=always")
-        for option in options:
-            url += f"{'&' if '?' in url else '?'}{option}"
-        return url
+        return "".join(
+            [self.url, *("&" if "?" in self.url else "?" for _ in options[:1]), "&".join(options)]
+        )
 
     @property
     def spec(self) -> TierSpec:

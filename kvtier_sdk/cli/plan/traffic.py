@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Sequence
 from functools import cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +58,8 @@ class Traffic:
     def __init__(self, workload: Sequence[ReplayRequest]) -> None:
         self.workload = workload
         numbers: dict[OffloadKey, int] = {}
-        self._requests = [
-            [numbers.setdefault(key, len(numbers)) for key in request.keys] for request in workload
-        ]
+        keys = chain.from_iterable(request.keys for request in workload)
+        uses = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         lengths = [len(request.keys) for request in workload]
         self.distinct_chunks, self.chunks = len(numbers), sum(lengths)
         #: Cache sizes to forecast, in chunks: powers of two, until all distinct chunks fit.
@@ -70,7 +69,11 @@ class Traffic:
         self._at_s = np.repeat([request.arrived_s for request in workload], lengths)
         # For each use, the index of the first use of the same request.
         self._first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-        self._age_s = self._ages()
+        # Each use's time since the chunk's previous use; infinite for a first use.
+        order = np.argsort(uses, kind="stable")
+        again = np.flatnonzero(np.diff(uses[order]) == 0)
+        self._age_s = np.full(self.chunks, np.inf)
+        self._age_s[order[again + 1]] = self._at_s[order[again + 1]] - self._at_s[order[again]]
         self._residents = cache(self._find_residents)
 
     def flow(self, policy: str, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
@@ -101,15 +104,6 @@ class Traffic:
         # fit into a window, so reuses after long gaps get more weight.
         away_s = np.clip(self._age_s, length_s * _BEGIN, length_s * (1 - 1 / _MOST_WEIGHT))
         return uses / (1 - _BEGIN), uses * length_s / (length_s - away_s)
-
-    def _ages(self) -> _Floats:
-        """Return each use's time since the chunk's previous use; infinite for a first use."""
-        numbers = np.fromiter((n for request in self._requests for n in request), np.int64)
-        order = np.argsort(numbers, kind="stable")
-        again = np.flatnonzero(np.diff(numbers[order]) == 0)
-        ages_s = np.full(self.chunks, np.inf)
-        ages_s[order[again + 1]] = self._at_s[order[again + 1]] - self._at_s[order[again]]
-        return ages_s
 
     def _find_residents(self, policy: str, size: int) -> npt.NDArray[np.bool_]:
         """Return one boolean per use: true if a cache of ``size`` chunks still has the chunk."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -130,15 +131,11 @@ class _Driver:
         on_progress: Callable[[int], None] | None,
     ) -> None:
         """Play all requests, ``concurrency`` at a time, and let the last stores finish."""
-        arrivals = enumerate(workload)
+        arriving = starmap(self._serve, enumerate(workload))
         active: list[Iterator[bool]] = []
         done = 0
         while True:
-            while len(active) < concurrency:
-                arrival = next(arrivals, None)
-                if arrival is None:
-                    break
-                active.append(self._serve(*arrival))
+            active += islice(arriving, concurrency - len(active))
             if not active and not self._manager.has_pending_work():
                 return
             # Clear the event first, so that a later report ends the wait below.

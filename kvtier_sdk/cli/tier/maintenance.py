@@ -107,6 +107,7 @@ class MaintainedTier(BlockingTier):
             raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
     def entries(self) -> Iterator[Entry]:
+        self.need(Capability.SCAN, "list its chunks")
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:

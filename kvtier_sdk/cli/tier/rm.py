@@ -116,7 +116,6 @@ def _find(
 ) -> _Victims:
     victims = _Victims(spec, Contents(namespace), [], 0)
     with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
-        tier.need(Capability.SCAN, "list its chunks")
         tier.need(Capability.DELETE, "delete chunks")
         for entry in tier.entries():
             # Keep chunks of unknown age, because they may have been used recently.

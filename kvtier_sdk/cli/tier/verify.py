@@ -142,7 +142,6 @@ class _Verified:
 def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) -> None:
     namespace = verified.namespace
     with open_for_maintenance(verified.spec, namespace, timeout_s=timeout_s) as tier:
-        tier.need(Capability.SCAN, "list its chunks")
         if repair:
             tier.need(Capability.DELETE, "delete chunks")
         sizes = {entry.key: entry.object_bytes for entry in tier.entries()}
