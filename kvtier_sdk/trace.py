@@ -21,7 +21,6 @@ from kvtier_sdk.types import OffloadKey
 
 #: Seconds between writes. A killed process loses the requests that ended since the last write.
 _INTERVAL_S = 0.5
-#: The maximum number of requests waiting to be written. Further requests are dropped.
 _MOST_WAITING = 2**12
 #: Matches trace-DATE-TIME-PID-NUMBER.jsonl. Files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")

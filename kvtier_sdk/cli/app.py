@@ -101,7 +101,6 @@ app.command("bench")(bench_command)
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
-#: The environment variable that enables tracebacks of unexpected errors.
 _TRACEBACK = "KVTIER_TRACEBACK"
 
 

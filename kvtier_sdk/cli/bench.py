@@ -35,7 +35,6 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offloa
 _REQUEST = RequestContext("kvtier bench")
 _STORE, _LOAD = Operation.STORE, Operation.LOAD
 _COLORS = ("host", "tier1", "tier2", "tier3")
-#: The maximum wait for running jobs before their chunks are deleted.
 _SETTLE_S = 30.0
 
 
@@ -118,8 +117,6 @@ def bench_command(
 
 @dataclass(slots=True)
 class Figures:
-    """The measurements of one tier in one case, with ``batch`` chunks per job."""
-
     tier: str
     backend: str
     operation: str

@@ -26,7 +26,6 @@ _LOOK_S = 0.2
 _STEP_S = 1.0
 #: The maximum wait for chunks that are still in use.
 _IN_USE_S = 10.0
-#: The maximum wait for a prefetch.
 _RECEIPT_S = 60.0
 
 Socket = Annotated[

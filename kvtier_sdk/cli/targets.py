@@ -20,7 +20,6 @@ from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.registry import ENGINES_GROUP, load_all
 from kvtier_sdk.types import OffloadKey
 
-#: The metavar and the help of an argument that names tiers.
 TARGET = "TIERS"
 TARGET_HELP = (
     "A tier's URL ('file:///data/kv', 'redis://cache:6379/0'); a configuration in TOML, JSON or "

@@ -36,9 +36,7 @@ from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
-#: The maximum wait for a tier's report of its usage.
 _USAGE_S = 5.0
-#: Advice to the operator, by verdict.
 _ADVICE: dict[Verdict, str] = {
     Verdict.UNAVAILABLE: (
         "see that the store runs, that its address is right, and that this machine reaches it"
@@ -49,7 +47,6 @@ _ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: The maximum wait for a tier to close after an interrupted check.
 _INTERRUPTED_S = 0.5
 #: A pattern for the frames of a traceback, without the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")

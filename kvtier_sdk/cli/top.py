@@ -25,7 +25,6 @@ from kvtier_sdk.types import Usage
 _Status = Mapping[str, Any]
 
 _NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
-#: Width of the table if no terminal limits it.
 _PIPE_WIDTH = 200
 #: An engine without a step for this long is idle or stuck.
 _LONG_STEP_S = 2.0

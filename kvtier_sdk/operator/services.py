@@ -35,7 +35,6 @@ _log = logging.getLogger("kvtier.admin")
 
 _COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt", "losses")
 _VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
-#: The maximum number of hints whose receipts are kept. The oldest receipts are dropped.
 _MOST_HINTS = 64
 
 

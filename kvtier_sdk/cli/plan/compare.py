@@ -24,8 +24,6 @@ _LOSSES = ("dropped", "failures", "misses")
 
 
 class Row(NamedTuple):
-    """A pool's or a tier's hit rate and bytes written per day, both forecast and actual."""
-
     name: str
     forecast_hit_rate: float
     hit_rate: float

@@ -67,9 +67,8 @@ class TierPrices(StrictModel):
             options.append(f"capacity={capacity_bytes}")
         if compresses and given.runner.compress == "never":
             options.append("compress=always")
-        return "".join(
-            [self.url, *("&" if "?" in self.url else "?" for _ in options[:1]), "&".join(options)]
-        )
+        mark = "&" if "?" in self.url else "?"
+        return f"{self.url}{mark}{'&'.join(options)}" if options else self.url
 
     @property
     def spec(self) -> TierSpec:
@@ -83,8 +82,6 @@ class Prices(StrictModel):
 
 
 class Work(NamedTuple):
-    """The requests in a span of time, and the time that an engine needs to compute a chunk."""
-
     requests: int
     start_s: float
     span_s: float

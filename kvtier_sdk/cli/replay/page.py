@@ -76,8 +76,6 @@ def _origins(report: ReplayReport) -> str:
 
 
 class _Source(NamedTuple):
-    """An origin of chunks: the host pool, a tier, or the engine's computation."""
-
     name: str
     color: str
     chunks: int

@@ -17,7 +17,6 @@ from pathlib import Path
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.types import OffloadKey, RequestContext, make_offload_key
 
-#: Length of a generated chunk.
 _CHAT_BYTES = 64 * 1024
 
 

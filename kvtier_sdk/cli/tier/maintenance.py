@@ -25,9 +25,7 @@ T = TypeVar("T")
 
 #: A tier cannot be opened without a namespace, even if no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: The maximum number of chunks to list, delete or look up at once.
 _PAGE = 1000
-#: The size of the pool for examined chunks.
 _EXAMINED_BYTES = 64 * 2**20
 #: A placeholder for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
@@ -126,7 +124,6 @@ class MaintainedTier(BlockingTier):
 
     @property
     def examined_at_once(self) -> int:
-        """The maximum number of chunks that :meth:`examine` reads at once."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:

@@ -58,16 +58,16 @@ class Selection:
                     "name one with --namespace FACTS.json"
                 )
             return [spec.in_tier(self.given)]
-        found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
+        given = None if self.given is None else spec.in_tier(self.given)
+        found = [
+            one
+            for one in stored_namespaces(spec, timeout_s)
+            if given in (None, one)
+            and self.model.lower() in str(one.facts.get("model", "")).lower()
+            and one.fingerprint.startswith(self.digits)
+        ]
         # Prefer the operator's facts, because a manifest hides secrets.
-        return [spec.in_tier(self.given)] if found and self.given is not None else [*found]
-
-    def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
-        if self.given is not None and spec.in_tier(self.given) != found:
-            return False
-        if self.model.lower() not in str(found.facts.get("model", "")).lower():
-            return False
-        return found.fingerprint.startswith(self.digits)
+        return [given] if found and given is not None else [*found]
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:

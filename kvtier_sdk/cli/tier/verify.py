@@ -25,7 +25,6 @@ from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
-#: The maximum number of damaged keys to print. The JSON lists all keys.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
 
