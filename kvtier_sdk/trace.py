@@ -109,13 +109,9 @@ class TraceRecorder:
     def _write_waiting(self) -> None:
         for _ in range(len(self._waiting)):
             self._write(self._line(self._waiting.popleft()))
-        if self.dropped > self._told:
-            _log.warning(
-                "%d requests are missing from the trace in %s",
-                self.dropped - self._told,
-                self._directory,
-            )
-            self._told = self.dropped
+        if missing := self.dropped - self._told:
+            _log.warning("%d requests are missing from the trace in %s", missing, self._directory)
+            self._told += missing
 
     def _write(self, line: bytes) -> None:
         try:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import islice, starmap
+from itertools import islice, starmap, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -185,20 +185,11 @@ class _Driver:
         self, keys: Sequence[OffloadKey], context: RequestContext
     ) -> Generator[bool, None, int]:
         """Look up the keys in each step until no key is pending; count the leading hits."""
-        lookup = self._manager.lookup
         while True:
-            hits = 0
-            pending = False
-            for key in keys:
-                result = lookup(key, context)
-                if result is LookupResult.HIT:
-                    hits += 1
-                elif result is LookupResult.MISS:
-                    break
-                else:
-                    pending = True
-            if not pending:
-                return hits
+            results = (self._manager.lookup(key, context) for key in keys)
+            leading = list(takewhile(lambda result: result is not LookupResult.MISS, results))
+            if all(result is LookupResult.HIT for result in leading):
+                return len(leading)
             yield False
 
     def _load(self, keys: Sequence[OffloadKey], context: RequestContext) -> Sequence[int]:

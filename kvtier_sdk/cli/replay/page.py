@@ -101,22 +101,20 @@ def _charts(report: ReplayReport) -> list[Chart]:
         "chunks from the start of the prompt",
     )
     return [
-        _hit_rates(report, *time, "request", _MOST_COLUMNS, history.hits, history.chunks),
-        _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
+        _hit_rates(report, (*time, "request"), _MOST_COLUMNS, history.hits, history.chunks),
+        _hit_rates(report, (*depth, "chunk"), _MOST_DEPTHS, history.hits_at, named_at),
         _waits(report),
     ]
 
 
 def _hit_rates(
     report: ReplayReport,
-    title: str,
-    note: str,
-    unit: str,
-    word: str,
+    texts: tuple[str, str, str, str],
     most: int,
     hits: Iterable[Sequence[int]],
     named: Sequence[int],
 ) -> Chart:
+    title, note, unit, word = texts
     width = max(1, -(-len(named) // most))
     starts = range(0, len(named), width)
     totals = [max(1, total) for total in _sums(named, width)]
