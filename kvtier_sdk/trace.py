@@ -35,9 +35,8 @@ _log = logging.getLogger("kvtier.trace")
 class TraceRecorder:
     """Writes one line for each request, on a separate thread.
 
-    The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
-    salted hash replaces each chunk's key. The salt is never written, so the hashes reveal no
-    tokens. Each recording has a new salt, so hashes of different recordings cannot be compared.
+    The lines are in Mooncake's format (FAST '25), with ``chunk_bytes`` added. A salted hash replaces
+    each key. Each recording has a new salt that is never written, so the hashes reveal no tokens.
     """
 
     def __init__(

@@ -44,7 +44,10 @@ def new_backend_command(
     if project.exists() or project.is_symlink():
         raise ConfigError(f"{project} exists already; choose another NAME")
     try:
-        _write(project, words)
+        for template in _TEMPLATES.rglob("*.in"):
+            path = project / _filled(str(template.relative_to(_TEMPLATES).with_suffix("")), words)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_filled(template.read_text(encoding="utf-8"), words), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
     print(f"{project}: a working backend {name!r}. Its store is in {words['PACKAGE']}/tier.py.")
@@ -99,13 +102,6 @@ def _words(name: str) -> Mapping[str, str]:
         "CONTRACT": str(CONTRACT_VERSION),
         "SDK": CONTRACT_RELEASES[CONTRACT_VERSION],
     }
-
-
-def _write(project: Path, words: Mapping[str, str]) -> None:
-    for template in _TEMPLATES.rglob("*.in"):
-        path = project / _filled(str(template.relative_to(_TEMPLATES).with_suffix("")), words)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_filled(template.read_text(encoding="utf-8"), words), encoding="utf-8")
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:

@@ -42,13 +42,8 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     The services stay open if the engine closes its manager and opens another. If configured,
-    ``recorder`` records finished requests, and ``publisher`` announces chunks.
-
-    Args:
-        config: the configuration of the services.
-        clock: the source of time.
-        chunk_bytes: length of a chunk, for the trace.
-        rank: the engine's data-parallel rank, which is added to the events' ports.
+    ``recorder`` records finished requests, and ``publisher`` announces chunks. ``rank``, the
+    engine's data-parallel rank, is added to the events' ports.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class OperatorServices:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return
         control = self._control = _ManagerControl(
-            self._config, manager, fingerprints, self._clock, self.recorder
+            self._config, manager, fingerprints, self._clock, self._clock.now_s(), self.recorder
         )
         serving = _serving(self._config, lambda: control.manager.samples(), control.answer)
         path = self._stack.enter_context(serving)
@@ -135,13 +130,11 @@ class _ManagerControl:
     manager: TieringManager
     fingerprints: Set[str]
     _clock: Clock
+    _started_s: float
     _recorder: TraceRecorder | None
     _purge: Purge | None = None
     _hints: dict[int, OperatorHint] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
-
-    def __post_init__(self) -> None:
-        self._started_s = self._clock.now_s()
 
     def answer(self, request: Mapping[str, Any], caller: str) -> dict[str, Any]:
         command = str(request.get("command"))

@@ -30,11 +30,14 @@ def replay_page(report: ReplayReport, workload: str, options: str) -> str:
         f"<p>{escape(part.note)}</p></section>"
         for part in sections(report)
     )
+    wrong = [compared_line(report)] if report.wrong_bytes else []
+    lines = [*wrong, *troubles(report)]
+    complaints = "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
     return document(
         f"kvtier replay: {workload}",
         f"<header><h1>Replay of {escape(workload)}</h1>"
         f'<p class="dim">{escape(_setup(report))}</p></header>'
-        f"{_complaints(report)}{_origins(report)}"
+        f"{complaints}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
         "<section><details><summary>The configuration that was played</summary>"
         f"<pre>{escape(options)}</pre></details></section>",
@@ -50,12 +53,6 @@ def _setup(report: ReplayReport) -> str:
         f"Tiers: {behind or 'none'}. Hit rate: {_percent(report.hit_rate)}, "
         f"{report.hit_chunks:,} of {report.chunks:,} chunks; {compared_line(report)}."
     )
-
-
-def _complaints(report: ReplayReport) -> str:
-    wrong = [compared_line(report)] if report.wrong_bytes else []
-    lines = [*wrong, *troubles(report)]
-    return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
 
 
 def _origins(report: ReplayReport) -> str:

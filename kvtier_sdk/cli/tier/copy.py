@@ -116,12 +116,10 @@ class _Copied:
     def line(self, *, read_back: bool) -> str:
         if self.fault:
             return f"FAILED: {self.fault}"
-        sizes = [
-            format_bytes(self.copied_bytes),
-            f"{format_bytes(self.read_bytes)} read",
-            f"{format_bytes(self.written_bytes)} written",
+        said = [
+            f"{self.copied:,} chunks copied ({format_bytes(self.copied_bytes)}, "
+            f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written)"
         ]
-        said = [f"{self.copied:,} chunks copied ({', '.join(sizes)})"]
         if read_back and not self.missing:
             said[0] += ", read back and whole"
         counts = {

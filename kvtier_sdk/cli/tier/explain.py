@@ -176,11 +176,14 @@ def _ask(
         answer.contents = next((one for one in held if one.namespace == here), None)
         answer.is_there = answer.contents is not None
         others = [
-            one for one in held if one.namespace != here and one.chunks and one.namespace.facts
+            (one, here.differences(one.namespace.facts))
+            for one in held
+            if one.namespace != here and one.chunks and one.namespace.facts
         ]
         if others:
-            answer.nearest = min(others, key=lambda one: _distance(here, one))
-            answer.differences = dict(_leaves(here.differences(answer.nearest.namespace.facts)))
+            # Another model's namespace is the least similar, because its chunks can never be used.
+            nearest = min(others, key=lambda other: ("model" in other[1], len(other[1])))
+            answer.nearest, answer.differences = nearest[0], dict(_leaves(nearest[1]))
     if groups:
         check_readable(spec, here)
         with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
@@ -204,12 +207,6 @@ def _ask_engines(config: TieringConfig, meant: Namespace, answers: Sequence[_Ans
             for key, loss in zip(answer.absent, told["losses"], strict=True):
                 if loss and (key not in answer.losses or loss[0] != NO_RECORD):
                     answer.losses[key] = loss
-
-
-def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
-    differences = namespace.differences(other.namespace.facts)
-    # A namespace of another model is the least similar, because its chunks can never be used.
-    return "model" in differences, len(differences)
 
 
 def _leaves(

@@ -72,8 +72,7 @@ def verify_command(
                 with faults.of(spec):
                     _verify(verified, pace, timeout_s, repair=repair)
                 if not as_json and verified.verdicts:
-                    for line in verified.lines():
-                        say(line)
+                    say(*verified.lines())
         if not as_json:
             faults.show(spec)
     stay = sum(len(verified.damaged) - verified.deleted for verified in found)
