@@ -35,8 +35,8 @@ _log = logging.getLogger("kvtier.trace")
 class TraceRecorder:
     """Writes one line for each request, on a separate thread.
 
-    The lines are in Mooncake's format (FAST '25), with ``chunk_bytes`` added. A salted hash replaces
-    each key. Each recording has a new salt that is never written, so the hashes reveal no tokens.
+    The lines are in Mooncake's format (FAST '25), with ``chunk_bytes`` added. Salted hashes replace
+    the keys. Each recording has a new salt that is never written, so no hash reveals tokens.
     """
 
     def __init__(

@@ -134,8 +134,7 @@ def _configuration_lines(configuration: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options in effect as TOML, without unset options."""
     yield from _option_lines({name: of for name, of in configuration.items() if name != "tiers"})
     for tier in configuration.get("tiers", ()):
-        yield from ("", "[[tiers]]")
-        yield from _option_lines(tier)
+        yield from ("", "[[tiers]]", *_option_lines(tier))
     yield ""
 
 

@@ -51,16 +51,12 @@ def new_backend_command(
     except OSError as error:
         raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
     print(f"{project}: a working backend {name!r}. Its store is in {words['PACKAGE']}/tier.py.")
-    source = _source()
-    options = "" if source is None else f" PIP_OPTIONS={shlex.quote(str(source))}"
-    print(f"    cd {shlex.quote(str(project))} && make test{options}")
-
-
-def _source() -> Path | None:
-    """Return the directory or wheel from which kvtier-sdk was installed, or ``None``."""
+    # A kvtier-sdk from a directory or a wheel may not be on an index, so name its place.
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+    source = shlex.quote(str(Path(unquote(parts.path))))
+    options = f" PIP_OPTIONS={source}" if parts.scheme == "file" else ""
+    print(f"    cd {shlex.quote(str(project))} && make test{options}")
 
 
 def _check_name(name: str) -> None:
