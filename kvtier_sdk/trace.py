@@ -95,8 +95,6 @@ class TraceRecorder:
         self._closed.set()
         self._thread.join(timeout_s)
 
-    # --- on the recorder's thread ---------------------------------------------------------------
-
     def _run(self) -> None:
         while not self._closed.wait(_INTERVAL_S):
             self._write_waiting()
@@ -174,7 +172,7 @@ def _end_of(path: Path) -> int | None:
     """Return a file's modification time in ns, or ``None`` if it is unfinished or unreadable."""
     with (
         contextlib.suppress(OSError),
-        os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file,
+        open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file,
     ):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(file.fileno()).st_mtime_ns

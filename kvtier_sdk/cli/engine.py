@@ -24,7 +24,6 @@ _MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.2
 #: An engine without a step for this long counts as idle.
 _STEP_S = 1.0
-#: The maximum wait for chunks that are still in use.
 _IN_USE_S = 10.0
 _RECEIPT_S = 60.0
 

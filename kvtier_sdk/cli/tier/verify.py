@@ -164,8 +164,6 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 class Pace:
-    """A limit on the number of bytes moved per second."""
-
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
         self._clock = clock or SystemClock()
