@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A comparison, and the numbers of dropped, missed and failed chunks by reason."""
+    """The compared tiers, and the numbers of dropped, missed and failed chunks by reason."""
 
     rows: Sequence[Row]
     lost: Mapping[str, float]
@@ -82,9 +82,9 @@ class Comparison(NamedTuple):
 def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Comparison:
     """Compare an engine's counters with the simulated flow of its own recording."""
     status = ask_engine(socket, command="status")
-    written = status["trace"] and status["trace"]["written_requests"]
-    if written is not None and abs(written - len(workload)) > _MOST_REQUESTS_OFF * len(workload):
-        raise _other_time(socket, f"{written:,} requests", f"{len(workload):,}")
+    recorded = status["trace"] and status["trace"]["written_requests"]
+    if recorded is not None and abs(recorded - len(workload)) > _MOST_REQUESTS_OFF * len(workload):
+        raise _other_time(socket, f"{recorded:,} requests", f"{len(workload):,}")
     host, tiers = status["host"], status["tiers"]
     if len(tiers) > 1:
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")

@@ -46,6 +46,7 @@ class ReplayRequest:
 
     @property
     def context(self) -> RequestContext:
+        """The request's context for the manager and the policy."""
         return RequestContext(self.request_id, resume_in_s=self.resume_in_s)
 
 
