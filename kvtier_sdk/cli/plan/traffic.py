@@ -77,7 +77,7 @@ class Traffic:
         self._residents = cache(self._find_residents)
 
     def flow(self, policy: str, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
-        """Count the hits and stores of a pool and a write-through LRU tier; 0 chunks mean no tier."""
+        """Count hits and stores of a pool and a write-through LRU tier; 0 chunks mean no tier."""
         in_pool, in_tier = self._residents(policy, pool_slots), self._residents(LRU, tier_chunks)
         uses, reuses = self._weights(window)
         absent = ~(in_pool | in_tier)
