@@ -72,7 +72,7 @@ class Traffic:
         # Each use's time since the chunk's previous use; infinite for a first use.
         order = np.argsort(uses, kind="stable")
         again = np.flatnonzero(np.diff(uses[order]) == 0)
-        self._age_s = np.full(self.chunks, np.inf)
+        self._age_s: _Floats = np.full(self.chunks, np.inf)
         self._age_s[order[again + 1]] = self._at_s[order[again + 1]] - self._at_s[order[again]]
         self._residents = cache(self._find_residents)
 
