@@ -1,7 +1,4 @@
-"""The admin socket of an engine. Each connection carries one JSON request and its answer.
-
-This module only transports requests and answers; ``operator.services`` defines them.
-"""
+"""The admin socket of an engine. Each connection carries one JSON request and its answer."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ConfigError
@@ -21,28 +21,22 @@ from kvtier_sdk.types import OffloadKey
 
 #: Seconds between writes. A killed process loses the requests that ended since the last write.
 _INTERVAL_S = 0.5
-#: The maximum number of requests waiting to be written. Further requests are dropped.
 _MOST_WAITING = 2**12
 #: Matches trace-DATE-TIME-PID-NUMBER.jsonl. Files with other names are never removed.
 _OUR_FILES = "trace-{0}-{0}-{0}-{0}.jsonl".format("[0-9]*")
 _SALT_BYTES = 16
 _ID_BYTES = 8
 
+_Finished = tuple[float, Collection[OffloadKey], Mapping[OffloadKey, int]]
+
 _log = logging.getLogger("kvtier.trace")
 
 
-class _Request(NamedTuple):
-    arrived_s: float
-    named: Collection[OffloadKey]
-    end_tokens: Mapping[OffloadKey, int]
-
-
 class TraceRecorder:
-    """A recorder that writes one line for each request, on a separate thread.
+    """Writes one line for each request, on a separate thread.
 
-    The lines are in the format published with Mooncake (FAST '25), with ``chunk_bytes`` added. A
-    salted hash replaces each chunk's key. The salt is never written, so the hashes reveal no
-    tokens. Each recording has a new salt, so hashes of different recordings cannot be compared.
+    The lines are in Mooncake's format (FAST '25), with ``chunk_bytes`` added. Salted hashes replace
+    the keys. Each recording has a new salt that is never written, so no hash reveals tokens.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class TraceRecorder:
         # No lock is needed, because only one thread changes each counter.
         self._refused = 0
         self._lost = 0
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_Finished] = deque()
         self._number = 0
         self._fd = -1
         self._size_bytes = 0
@@ -94,14 +88,12 @@ class TraceRecorder:
         if len(self._waiting) >= _MOST_WAITING:
             self._refused += 1
             return
-        self._waiting.append(_Request(arrived_s, named, end_tokens))
+        self._waiting.append((arrived_s, named, end_tokens))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write the waiting requests, and end the thread. A second call does nothing."""
         self._closed.set()
         self._thread.join(timeout_s)
-
-    # --- on the recorder's thread ---------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed.wait(_INTERVAL_S):
@@ -114,13 +106,9 @@ class TraceRecorder:
     def _write_waiting(self) -> None:
         for _ in range(len(self._waiting)):
             self._write(self._line(self._waiting.popleft()))
-        if self.dropped > self._told:
-            _log.warning(
-                "%d requests are missing from the trace in %s",
-                self.dropped - self._told,
-                self._directory,
-            )
-            self._told = self.dropped
+        if missing := self.dropped - self._told:
+            _log.warning("%d requests are missing from the trace in %s", missing, self._directory)
+            self._told += missing
 
     def _write(self, line: bytes) -> None:
         try:
@@ -141,17 +129,17 @@ class TraceRecorder:
                 _log.error("the trace cannot be written: %s: %s", self.path, error.strerror)
             self._is_failing = True
 
-    def _line(self, request: _Request) -> bytes:
-        keys, tokens = request.named, 0
-        if request.end_tokens:
-            ends = request.end_tokens
-            tokens = max(ends.get(key, 0) for key in request.named)
-            keys = [key for key, end in ends.items() if end <= tokens]
+    def _line(self, request: _Finished) -> bytes:
+        arrived_s, named, end_tokens = request
+        tokens = 0
+        if end_tokens:
+            tokens = max(end_tokens.get(key, 0) for key in named)
+            named = [key for key, end in end_tokens.items() if end <= tokens]
         record = {
-            "timestamp": round((request.arrived_s - self._started_s) * 1000),
+            "timestamp": round((arrived_s - self._started_s) * 1000),
             "input_length": tokens,
             "output_length": 0,
-            "hash_ids": [self._id(key) for key in keys],
+            "hash_ids": [self._id(key) for key in named],
             "chunk_bytes": self._chunk_bytes,
         }
         return json.dumps(record).encode() + b"\n"
@@ -163,9 +151,7 @@ class TraceRecorder:
 
     def _open_next(self) -> None:
         """Open the next file, and keep only the newest ``files - 1`` of the finished files."""
-        number = self._number
-        while True:
-            number += 1
+        for number in count(self._number + 1):
             path = self._directory / f"{self._prefix}-{number:06}.jsonl"
             # Another recording that this process began in the same second may have this file name.
             with contextlib.suppress(FileExistsError):
@@ -184,11 +170,10 @@ class TraceRecorder:
 
 def _end_of(path: Path) -> int | None:
     """Return a file's modification time in ns, or ``None`` if it is unfinished or unreadable."""
-    with contextlib.suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
+    with (
+        contextlib.suppress(OSError),
+        open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file,
+    ):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.fstat(file.fileno()).st_mtime_ns
     return None
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)

@@ -11,17 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from kvtier_sdk.cli import engine
 from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.bench import bench_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.conformance import conformance_command
-from kvtier_sdk.cli.engine import (
-    drain_command,
-    forget_command,
-    pin_command,
-    prefetch_command,
-    resume_command,
-)
 from kvtier_sdk.cli.events import events_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
@@ -36,12 +30,11 @@ from kvtier_sdk.cli.tier.explain import explain_command
 from kvtier_sdk.cli.tier.ls import ls_command
 from kvtier_sdk.cli.tier.rm import rm_command
 from kvtier_sdk.cli.tier.verify import verify_command
-from kvtier_sdk.cli.tier_check import ADVICE
+from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.cli.top import top_command
 from kvtier_sdk.core_form import CORE
 from kvtier_sdk.errors import KVTierError, TierError
 from kvtier_sdk.options.secrets import without_password
-from kvtier_sdk.runner.jobs import verdict_of
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +44,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )
-
 
 tier_app = typer.Typer(
     no_args_is_help=True,
@@ -91,11 +83,11 @@ app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
 app.command("events")(events_command)
 app.command("set")(set_command)
-app.command("drain")(drain_command)
-app.command("resume")(resume_command)
-app.command("pin")(pin_command)
-app.command("prefetch")(prefetch_command)
-app.command("forget")(forget_command)
+app.command("drain")(engine.drain_command)
+app.command("resume")(engine.resume_command)
+app.command("pin")(engine.pin_command)
+app.command("prefetch")(engine.prefetch_command)
+app.command("forget")(engine.forget_command)
 app.add_typer(metrics_app, name="metrics")
 app.command("backends")(backends_command)
 app.command("new-backend")(new_backend_command)
@@ -105,11 +97,10 @@ app.command("plan")(plan_command)
 app.command("bench")(bench_command)
 
 
-#: The error for wrong arguments. Newer releases of typer bundle click, so find the class by name.
+#: The error for wrong arguments, found by name, because newer releases of typer bundle click.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
-#: The environment variable that enables tracebacks of unexpected errors.
 _TRACEBACK = "KVTIER_TRACEBACK"
 
 
@@ -129,8 +120,7 @@ def run() -> int:
         return 2
     except TierError as error:
         say(without_password(f"kvtier: {error}"), to_stderr=True)
-        advice = ADVICE.get(verdict_of(error))
-        if advice:
+        if advice := advice_on(error):
             _tell(f"  what to do: {advice}")
         return 1
     except KVTierError as error:

@@ -26,7 +26,6 @@ from kvtier_sdk.registry import (
     unknown_backend,
     url_schemes,
 )
-from kvtier_sdk.types import Capability
 
 
 def backends_command(
@@ -39,7 +38,12 @@ def backends_command(
 
     If a backend cannot be loaded, the list shows the reason, and the exit status is 1.
     """
-    described = [_describe(info) for info in _wanted(names or [])]
+    wanted = [info for info in available_backends() if not names or info.name in names]
+    known = {info.name for info in wanted}
+    for name in names or ():
+        if name not in known:
+            raise unknown_backend(name)
+    described = list(map(_describe, wanted))
     if as_json:
         common = [asdict(option) for option in describe_options(RunnerOptions)]
         found = {"contract_version": CONTRACT_VERSION, "backends": described}
@@ -50,17 +54,7 @@ def backends_command(
         raise typer.Exit(1)
 
 
-def _wanted(names: Sequence[str]) -> list[BackendInfo]:
-    installed = available_backends()
-    known = {info.name for info in installed}
-    for name in names:
-        if name not in known:
-            raise unknown_backend(name)
-    return [info for info in installed if not names or info.name in names]
-
-
 def _describe(info: BackendInfo) -> dict[str, Any]:
-    """Describe a backend. ``fault`` is the reason why it cannot be loaded, or ``None``."""
     described: dict[str, Any] = {**asdict(info), "url_schemes": url_schemes(info), "fault": None}
     try:
         tier_class = load_backend(info.name)
@@ -75,11 +69,7 @@ def _describe(info: BackendInfo) -> dict[str, Any]:
         "needs_process": tier_class.needs_process,
         "max_batch_keys": tier_class.max_batch_keys,
         "runner_defaults": dict(tier_class.runner_defaults),
-        "capabilities": [
-            (capability.name or "").lower()
-            for capability in Capability
-            if capability in tier_class.capabilities
-        ],
+        "capabilities": [f"{one.name}".lower() for one in tier_class.capabilities],
         "options": [asdict(option) for option in describe_options(tier_class.config_model)],
     }
 
@@ -115,9 +105,8 @@ def _declared(backend: Mapping[str, Any]) -> Iterator[str]:
 
 def _show_options(options: Sequence[OptionInfo]) -> None:
     table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("  option", no_wrap=True)
-    table.add_column("type", no_wrap=True)
-    table.add_column("default", no_wrap=True)
+    for title in ("  option", "type", "default"):
+        table.add_column(title, no_wrap=True)
     table.add_column("")
     for option in options:
         kind = ("|".join(option.choices) or option.kind) + ", live" * option.is_live

@@ -35,7 +35,6 @@ from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offloa
 _REQUEST = RequestContext("kvtier bench")
 _STORE, _LOAD = Operation.STORE, Operation.LOAD
 _COLORS = ("host", "tier1", "tier2", "tier3")
-#: The maximum wait for running jobs before their chunks are deleted.
 _SETTLE_S = 30.0
 
 
@@ -75,15 +74,17 @@ def bench_command(
 
     'kvtier plan --devices FILE' reads what --json prints. The exit status is 1 if a tier fails.
     """
-    sizes = [read_flag("--chunk", parse_bytes, size) for size in chunk or ("2MiB", "128KiB")]
+    given = chunk or ("2MiB", "128KiB")
+    sizes = dict.fromkeys(read_flag("--chunk", parse_bytes, size) for size in given)
+    batches = dict.fromkeys(batch or (1, 16))
     options = {"slots": 1, "chunk_bytes": max(sizes), "tiers": urls}
     config = TieringConfig.from_dict(options, where="command line")
     specs = [spec.needed() for spec in config.tiers]
-    cases = list(product(dict.fromkeys(sizes), dict.fromkeys(batch or (1, 16))))
-    share_bytes = read_flag("--total", parse_bytes, total) // (rounds * len(cases))
-    least_bytes = max(size * chunks for size, chunks in cases)
+    turns = rounds * len(sizes) * len(batches)
+    share_bytes = read_flag("--total", parse_bytes, total) // turns
+    least_bytes = max(sizes) * max(batches)
     if share_bytes < least_bytes:
-        least = format_bytes(rounds * len(cases) * least_bytes)
+        least = format_bytes(turns * least_bytes)
         raise ConfigError(f"--total {total}: {rounds} rounds of these chunks need {least}")
     for spec in specs:
         if Capability.DELETE not in spec.tier_class.capabilities:
@@ -91,11 +92,11 @@ def bench_command(
     if not evict_others:
         check_bystanders(specs, SystemClock(), "benchmark")
     figures = []
-    with progress("bench", rounds * len(cases) * len(specs)) as advance:
-        for size in dict.fromkeys(sizes):
+    with progress("bench", turns * len(specs)) as advance:
+        for size in sizes:
             of_size = [
                 Figures(spec.name, spec.backend, operation.value, size, chunks)
-                for _, chunks in (case for case in cases if case[0] == size)
+                for chunks in batches
                 for operation in (_STORE, _LOAD)
                 for spec in specs
             ]
@@ -116,8 +117,6 @@ def bench_command(
 
 @dataclass(slots=True)
 class Figures:
-    """The measurements of one tier in one case, with ``batch`` chunks per job."""
-
     tier: str
     backend: str
     operation: str
@@ -165,7 +164,7 @@ def _measure(
     share_bytes: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Measure all tiers with chunks of one size. Each round begins with another tier."""
+    """Measure all tiers with chunks of one size. Each round starts with a different tier."""
     size = figures[0].chunk_bytes
     slots = min(share_bytes // size, at_once * max(of.batch for of in figures))
     with ExitStack() as opened:
@@ -173,23 +172,22 @@ def _measure(
         for slot in range(slots):
             pool.view(slot)[:] = like_kv(size)
         tiers = [opened.enter_context(_open(spec, pool)) for spec in specs]
-        for number in range(rounds):
-            for turn in range(len(specs)):
-                at = (number + turn) % len(specs)
-                its = figures[at :: len(specs)]
-                for store, load in zip(its[::2], its[1::2], strict=True):
-                    jobs = share_bytes // (size * store.batch)
-                    lanes = min(at_once, jobs)
-                    keys = [make_offload_key(os.urandom(32)) for _ in range(jobs * store.batch)]
-                    try:
-                        _move(tiers[at], _STORE, keys, store, lanes)
-                        _move(tiers[at], _LOAD, keys, load, lanes)
-                    except BaseException:
-                        with suppress(TierError):
-                            _delete(tiers[at], keys)
-                        raise
-                    _delete(tiers[at], keys)
-                    advance(1)
+        for number, turn in product(range(rounds), range(len(specs))):
+            at = (number + turn) % len(specs)
+            its = figures[at :: len(specs)]
+            for store, load in zip(its[::2], its[1::2], strict=True):
+                jobs = share_bytes // (size * store.batch)
+                lanes = min(at_once, jobs)
+                keys = [make_offload_key(os.urandom(32)) for _ in range(jobs * store.batch)]
+                try:
+                    _move(tiers[at], _STORE, keys, store, lanes)
+                    _move(tiers[at], _LOAD, keys, load, lanes)
+                except BaseException:
+                    with suppress(TierError):
+                        _delete(tiers[at], keys)
+                    raise
+                _delete(tiers[at], keys)
+                advance(1)
 
 
 @contextmanager
@@ -205,7 +203,7 @@ def _open(spec: TierSpec, pool: HostPool) -> Iterator[BlockingTier]:
 
 
 def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
-    # Wait, because a store that ended after the deletion would leave its chunks behind.
+    # Wait, because a store that ends after the deletion would leave its chunks behind.
     tier.wait(lambda: not tier.client.jobs.running, _SETTLE_S)
     for page in pages(keys):
         _check(tier, tier.result_of(tier.client.delete(page)))
@@ -214,7 +212,7 @@ def _delete(tier: BlockingTier, keys: Sequence[OffloadKey]) -> None:
 def _move(
     tier: BlockingTier, operation: Operation, keys: Sequence[OffloadKey], of: Figures, at_once: int
 ) -> None:
-    """Store or load chunks in jobs, ``at_once`` at a time, each in separate slots."""
+    """Store or load chunks, with up to ``at_once`` jobs in separate slots."""
     clock, client = SystemClock(), tier.client
     give = client.store if operation is _STORE else client.load
     waiting = pages(keys, of.batch)
@@ -261,6 +259,6 @@ def _cpu_s() -> float:
     total_s = 0.0
     for pid in pids:
         with suppress(OSError):  # the process has ended
-            # Linux derives the id of a process's CPU clock from the process's id in this way.
+            # This is how Linux derives the id of a process's CPU clock from the process's id.
             total_s += time.clock_gettime((~pid << 3) | 2)
     return total_s

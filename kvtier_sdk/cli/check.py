@@ -21,7 +21,8 @@ from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.survey import contents_in_words
 
 _CHUNK_BYTES = 64 * 1024
-_DRY_RUN_FAILED, _MISTAKEN = 1, 2
+#: The verdict by exit status.
+_VERDICTS = ("ok", "does not work as it is", "is wrong")
 
 
 @dataclass(slots=True)
@@ -38,9 +39,8 @@ class _Findings:
     @property
     def status(self) -> int:
         if self.mistakes:
-            return _MISTAKEN
-        failed = self.pool_fault or any(trial.fault for trial in self.tiers)
-        return _DRY_RUN_FAILED if failed else 0
+            return 2
+        return int(bool(self.pool_fault) or any(trial.fault for trial in self.tiers))
 
 
 def check_command(
@@ -130,15 +130,11 @@ def _try_out(
     yield from (f"note: {remark}" for remark in findings.remarks)
 
 
-_VERDICTS = {0: "ok", _DRY_RUN_FAILED: "does not work as it is", _MISTAKEN: "is wrong"}
-
-
 def _configuration_lines(configuration: Mapping[str, Any]) -> Iterator[str]:
     """Yield the options in effect as TOML, without unset options."""
     yield from _option_lines({name: of for name, of in configuration.items() if name != "tiers"})
     for tier in configuration.get("tiers", ()):
-        yield from ("", "[[tiers]]")
-        yield from _option_lines(tier)
+        yield from ("", "[[tiers]]", *_option_lines(tier))
     yield ""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
-#: The edges of a chart's columns and the approximate width of a letter, in the drawing's units.
+#: The edges of the plot area and the approximate width of a letter, in SVG units.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 608, 20, 200
 _LETTER = 7
 
@@ -39,8 +39,7 @@ class Chart:
 
 def document(title: str, body: str) -> str:
     """Return an HTML page around ``body`` that loads no other files."""
-    words = {"TITLE": escape(title), "BODY": body}
-    return re.sub("@([A-Z]+)@", lambda found: words[found[1]], _template())
+    return _template().replace("@BODY@", body).replace("@TITLE@", escape(title), 1)
 
 
 def svg_file(chart: Chart) -> str:
@@ -62,7 +61,7 @@ def _template() -> str:
 
 
 def ticks(top: float) -> tuple[float, list[float]]:
-    """Return the end of an axis that contains ``top``, and up to six round values on the axis."""
+    """Return a round axis limit of at least ``top``, and at most six round tick values."""
     if not top:
         return 1.0, [0.0, 1.0]
     decade = 10.0 ** math.floor(math.log10(top))
@@ -87,7 +86,7 @@ def figure(chart: Chart) -> str:
 
 
 def drawing(chart: Chart) -> str:
-    """Return a chart as SVG. The values of a column appear under the pointer."""
+    """Return a chart as SVG, with a tooltip for each column's values."""
     values = [of.values for of in chart.series]
     heights = map(max if chart.kind == "curve" else sum, zip(*values, strict=True))
     top, steps = ticks(chart.top or max(heights, default=0))

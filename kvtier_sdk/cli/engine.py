@@ -24,9 +24,7 @@ _MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.2
 #: An engine without a step for this long counts as idle.
 _STEP_S = 1.0
-#: The maximum wait for chunks that are still in use.
 _IN_USE_S = 10.0
-#: The maximum wait for a prefetch.
 _RECEIPT_S = 60.0
 
 Socket = Annotated[
@@ -100,7 +98,7 @@ def sockets_of(config: TieringConfig) -> list[Path]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Purge the engines' host pools; return reports whose counts include those in ``before``."""
+    """Purge the engines' host pools, and return reports that include the counts of ``before``."""
     forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
     purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets_of(config)]
     for one in purged:
@@ -154,7 +152,7 @@ def wait(duration_s: float) -> None:
 
 
 def _looks() -> Iterator[float]:
-    """Yield the seconds since the start, after each pause."""
+    """Pause repeatedly, and yield the seconds since the start after each pause."""
     clock = SystemClock()
     began_s = clock.now_s()
     while True:
@@ -176,7 +174,7 @@ def drain_command(
     """
     timeout_s = read_flag("--timeout", parse_seconds, timeout, may_be_0=True)
     ask_engine(socket, command="drain", tier=tier)
-    # The first look comes after a pause, because the engine's current step can still begin jobs.
+    # Begin with a pause, because the engine's current step can still start jobs.
     for waited_s in _looks():
         (found,) = (t for t in ask_engine(socket, command="status")["tiers"] if t["name"] == tier)
         if found["is_idle"]:
@@ -190,9 +188,7 @@ def drain_command(
 def resume_command(socket: Socket, tier: _Tier) -> None:
     """Put a drained tier back into a running engine."""
     found = ask_engine(socket, command="resume", tier=tier)
-    suspended = [
-        name for name, field in (("reads", "reads_open"), ("stores", "stores_open")) if found[field]
-    ]
+    suspended = [name for name in ("reads", "stores") if found[f"{name}_open"]]
     note = f"; its breaker suspends {' and '.join(suspended)}" if suspended else ""
     say(f"{tier} is in{note}")
 

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
@@ -20,17 +19,7 @@ from kvtier_sdk.registry import available_backends, url_schemes
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 _LONGEST = 30
-#: Maps each template to the file that is made from it.
-_FILES = {
-    "Makefile.in": "Makefile",
-    "README.md.in": "README.md",
-    "conformance.py.in": "tests/test_conformance.py",
-    "gitignore.in": ".gitignore",
-    "package.py.in": "@PACKAGE@/__init__.py",
-    "pyproject.toml.in": "pyproject.toml",
-    "tier.py.in": "@PACKAGE@/tier.py",
-    "workflow.yml.in": ".github/workflows/tests.yml",
-}
+_TEMPLATES = Path(__file__).with_name("templates")
 
 
 def new_backend_command(
@@ -55,20 +44,19 @@ def new_backend_command(
     if project.exists() or project.is_symlink():
         raise ConfigError(f"{project} exists already; choose another NAME")
     try:
-        _write(project, words)
+        for template in _TEMPLATES.rglob("*.in"):
+            path = project / _filled(str(template.relative_to(_TEMPLATES).with_suffix("")), words)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_filled(template.read_text(encoding="utf-8"), words), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
     print(f"{project}: a working backend {name!r}. Its store is in {words['PACKAGE']}/tier.py.")
-    source = _source()
-    options = "" if source is None else f" PIP_OPTIONS={shlex.quote(str(source))}"
-    print(f"    cd {shlex.quote(str(project))} && make test{options}")
-
-
-def _source() -> Path | None:
-    """Return the directory or wheel from which kvtier-sdk was installed, or ``None``."""
+    # A kvtier-sdk from a directory or a wheel may not be on an index, so name its place.
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+    source = shlex.quote(str(Path(unquote(parts.path))))
+    options = f" PIP_OPTIONS={source}" if parts.scheme == "file" else ""
+    print(f"    cd {shlex.quote(str(project))} && make test{options}")
 
 
 def _check_name(name: str) -> None:
@@ -110,16 +98,6 @@ def _words(name: str) -> Mapping[str, str]:
         "CONTRACT": str(CONTRACT_VERSION),
         "SDK": CONTRACT_RELEASES[CONTRACT_VERSION],
     }
-
-
-def _write(project: Path, words: Mapping[str, str]) -> None:
-    templates = files("kvtier_sdk.cli") / "templates"
-    for template, target in _FILES.items():
-        path = project / _filled(target, words)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = (templates / template).read_text(encoding="utf-8")
-        path.write_text(_filled(text, words), encoding="utf-8")
-    (project / words["PACKAGE"] / "py.typed").touch()
 
 
 def _filled(text: str, words: Mapping[str, str]) -> str:

@@ -36,11 +36,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OptionInfo:
-    """The description of one option.
-
-    ``default`` is plain data, and never shows a secret. ``is_live`` is true if the option may
-    change while the engine runs.
-    """
+    """The description of one option. ``default`` is plain data, and never shows a secret."""
 
     name: str
     kind: str

@@ -25,7 +25,6 @@ def _live_options() -> dict[str, OptionInfo]:
 
 
 def in_words(option: str, value: Any) -> str:
-    """Format a live option's value with its unit."""
     known = _live_options().get(option)
     return str(value) if known is None else written_default(replace(known, default=value))
 

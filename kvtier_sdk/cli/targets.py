@@ -20,7 +20,6 @@ from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.registry import ENGINES_GROUP, load_all
 from kvtier_sdk.types import OffloadKey
 
-#: The metavar and the help of an argument that names tiers.
 TARGET = "TIERS"
 TARGET_HELP = (
     "A tier's URL ('file:///data/kv', 'redis://cache:6379/0'); a configuration in TOML, JSON or "
@@ -74,7 +73,11 @@ def read_target(text: str) -> Target:
     read = TieringConfig.from_dict if engine is None else engine.read
     config = read(options, where=path)
     if tier:
-        config = config.model_copy(update={"tiers": (_named(config, tier, path),)})
+        named = {spec.name: spec for spec in config.tiers}
+        if tier not in named:
+            known = nearest(tier, named, "its tiers")
+            raise ConfigError(f"{path}: no tier is named {tier!r}; {known}")
+        config = config.model_copy(update={"tiers": (named[tier],)})
     return Target(text, config, engine=engine)
 
 
@@ -82,14 +85,6 @@ def is_url(text: str) -> bool:
     """Return true for a tier's URL, and false for the path of a file."""
     # Do not use Path.exists, because it raises an error for a long URL.
     return _URL.match(text) is not None and not os.path.exists(text)
-
-
-def _named(config: TieringConfig, name: str, path: str) -> TierSpec:
-    for spec in config.tiers:
-        if spec.name == name:
-            return spec
-    known = nearest(name, (spec.name for spec in config.tiers), "its tiers")
-    raise ConfigError(f"{path}: no tier is named {name!r}; {known}")
 
 
 @cache

@@ -53,7 +53,7 @@ def say(*lines: str, to_stderr: bool = False) -> None:
 
 
 class TerminalFormatter(MaskingFormatter):
-    """A formatter that escapes log records, because libraries log text that a store has sent."""
+    """Escapes log records, because libraries log text that a store has sent."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(one_line, super().format(record).split("\n")))

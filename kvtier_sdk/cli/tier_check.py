@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from logging.handlers import BufferingHandler
 from typing import cast
 
 import numpy as np
@@ -28,16 +30,14 @@ from kvtier_sdk.opening.tiers import BlockingTier
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.runner.jobs import Job, Operation, Verdict, verdict_of
+from kvtier_sdk.runner.jobs import Job, Verdict, verdict_of
 from kvtier_sdk.types import Capability, RequestContext, Usage, make_offload_key
 
 _SLOTS = 2
 _WRITTEN, _READ = range(_SLOTS)
 _REQUEST = RequestContext("kvtier check")
-#: The maximum wait for a tier's report of its usage.
 _USAGE_S = 5.0
-#: Advice to the operator, by verdict.
-ADVICE: dict[Verdict, str] = {
+_ADVICE: dict[Verdict, str] = {
     Verdict.UNAVAILABLE: (
         "see that the store runs, that its address is right, and that this machine reaches it"
     ),
@@ -47,16 +47,27 @@ ADVICE: dict[Verdict, str] = {
     Verdict.CONTRACT: "a bug of the backend: use another release of it, and tell its author",
     Verdict.CORRUPT: "do not use this store: what comes back is not what was stored",
 }
-#: The maximum wait for a tier to close after an interrupted check.
 _INTERRUPTED_S = 0.5
 #: A pattern for the frames of a traceback, without the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
+
+
+_UNEXPECTED = {
+    Verdict.OK: "the chunk is there, although it was removed",
+    Verdict.NOT_FOUND: "the chunk is not there, although it was stored",
+}
 
 
 class _StepError(Exception):
     def __init__(self, message: str, advice: str | None) -> None:
         super().__init__(message)
         self.advice = advice
+
+
+def advice_on(error: Exception) -> str | None:
+    if isinstance(error, _StepError):
+        return error.advice
+    return _ADVICE.get(verdict_of(error)) if isinstance(error, TierError) else None
 
 
 def like_kv(size_bytes: int) -> bytes:
@@ -104,8 +115,9 @@ class _Check:
     def run(self) -> TierCheck:
         with _warnings_of(self._spec.name) as warnings:
             self._check()
-        prefix = f"{self._spec.name}: "
-        said = [self._masked(text.removeprefix(prefix)) for text in dict.fromkeys(warnings)]
+        prefix, formatted = f"{self._spec.name}: ", map(MaskingFormatter().format, warnings)
+        texts = dict.fromkeys(_FRAMES.sub(": ", text) for text in formatted)
+        said = [self._masked(text.removeprefix(prefix)) for text in texts]
         self._outcome.remarks += [text for text in said if text != self._outcome.fault]
         return self._outcome
 
@@ -120,15 +132,11 @@ class _Check:
                 raise
             finally:
                 client.close(self._timeout_s)
-        except TierError as error:
-            self._note_fault(error, ADVICE.get(verdict_of(error)))
-        except _StepError as error:
-            self._note_fault(error, error.advice)
-        except (ConfigError, BackendError) as error:
-            self._note_fault(error, None)
+        except (TierError, _StepError, ConfigError, BackendError) as error:
+            self._note_fault(error)
         except Exception as error:  # the backend's constructor or ``open`` raised it
             raised = TierContractError(f"raised {type(error).__name__}: {error}")
-            self._note_fault(raised.labelled(self._spec.name, "open"), ADVICE[Verdict.CONTRACT])
+            self._note_fault(raised.labelled(self._spec.name, "open"))
 
     def _make_tier(self) -> BlockingTier:
         names = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
@@ -143,9 +151,9 @@ class _Check:
     def _masked(self, text: str) -> str:
         return secrets_of(self._spec.config).mask(text)
 
-    def _note_fault(self, error: Exception, advice: str | None) -> None:
+    def _note_fault(self, error: Exception) -> None:
         self._outcome.fault = self._masked(str(error))
-        self._outcome.advice = advice
+        self._outcome.advice = advice_on(error)
 
     def _take_steps(self) -> None:
         pool, options, tier = self._pool, self._spec.runner, self._tier.client
@@ -162,7 +170,7 @@ class _Check:
         with self._step("load", options.load_deadline_s):
             self._expect(tier.load(keys, [_READ], _REQUEST, whole=True))
         if pool.view(_READ) != pool.view(_WRITTEN):
-            raise self._error(Operation.LOAD, "another chunk came back", Verdict.CORRUPT)
+            raise self._error("load", "another chunk came back", Verdict.CORRUPT)
         if Capability.DELETE not in self._spec.tier_class.capabilities:
             self._outcome.remarks.append(
                 f"it cannot delete: a chunk of {pool.chunk_bytes} bytes stays in it"
@@ -173,7 +181,7 @@ class _Check:
             self._expect(tier.lookup(keys, _REQUEST), Verdict.NOT_FOUND)
 
     def _usage(self) -> Usage | None:
-        # Wait only briefly, because some stores count their chunks slowly or not at all.
+        # Limit the wait, because some stores count their chunks slowly or not at all.
         stats = self._tier.client.stats
         within_s = min(self._timeout_s, _USAGE_S)
         self._tier.wait(lambda: stats.used_bytes is not None, within_s)
@@ -202,56 +210,37 @@ class _Check:
             if self._clock.now_s() < end_s:
                 raise
             message = f"it did not open within {self._timeout_s:g} s"
-            raise self._gave_up("open", message) from None
+            raise self._error("open", message, Verdict.TIMEOUT) from None
 
     def _expect(self, job: Job | None, expected: Verdict = Verdict.OK) -> None:
         result = self._tier.result_of(job)
-        operation = cast(Job, job).operation
         (verdict,) = result.verdicts
         if verdict is expected:
             return
-        if verdict is Verdict.OK:
-            raise self._error(operation, "the chunk is there, although it was removed", verdict)
-        if verdict is Verdict.NOT_FOUND:
-            raise self._error(operation, "the chunk is not there, although it was stored", verdict)
-        if result.error is not None:
-            raise _StepError(result.error, ADVICE.get(verdict))
-        message = f"no answer within {self._timeout_s:g} s"
+        if verdict not in _UNEXPECTED and result.error is not None:
+            raise _StepError(result.error, _ADVICE.get(verdict))
+        message = _UNEXPECTED.get(verdict, f"no answer within {self._timeout_s:g} s")
+        raise self._error(cast(Job, job).operation.value, message, verdict)
+
+    def _error(self, step: str, message: str, verdict: Verdict) -> _StepError:
+        advice = _ADVICE.get(verdict)
         if verdict is Verdict.TIMEOUT:
-            raise self._gave_up(operation.value, message)
-        raise self._error(operation, message, verdict)
-
-    def _error(self, operation: Operation, message: str, verdict: Verdict) -> _StepError:
-        return _StepError(f"{self._spec.name} {operation.value}: {message}", ADVICE.get(verdict))
-
-    def _gave_up(self, step: str, message: str) -> _StepError:
-        advice = f"{ADVICE[Verdict.TIMEOUT]}; --timeout makes the check wait longer"
+            advice = f"{advice}; --timeout makes the check wait longer"
         return _StepError(f"{self._spec.name} {step}: {message}", advice)
 
 
-class _Listener(logging.Handler):
-    """A handler that collects messages without the frames of tracebacks."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.setFormatter(MaskingFormatter())
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(_FRAMES.sub(": ", self.format(record)))
-
-
 @contextmanager
-def _warnings_of(tier: str) -> Iterator[list[str]]:
+def _warnings_of(tier: str) -> Iterator[list[logging.LogRecord]]:
     """Yield a list that collects a tier's warnings during the block, instead of the log."""
-    logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), _Listener()
+    logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), BufferingHandler(sys.maxsize)
     level, propagate = logger.level, logger.propagate
+    listener.setLevel(logging.WARNING)
     logger.addHandler(listener)
     # Set the level, because a tier's process sends only records of at least this level.
     logger.setLevel(logging.WARNING)
     logger.propagate = False
     try:
-        yield listener.messages
+        yield listener.buffer
     finally:
         logger.removeHandler(listener)
         logger.setLevel(level)

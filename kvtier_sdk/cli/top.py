@@ -25,7 +25,6 @@ from kvtier_sdk.types import Usage
 _Status = Mapping[str, Any]
 
 _NUMBERS = ("hits/s", "share", "found", "load\nGB/s", "store\nGB/s", "queue", "failed", "dropped")
-#: Width of the table if no terminal limits it.
 _PIPE_WIDTH = 200
 #: An engine without a step for this long is idle or stuck.
 _LONG_STEP_S = 2.0
@@ -113,6 +112,7 @@ def _row(old: _Status, tier: _Status, hits: int, duration_s: float) -> list[str]
         return float(tier[name] - old[name])
 
     asked = gained("found_chunks") + gained("absent_chunks")
+    queues = [tier[f"{job}_queue_bytes"] for job in ("load", "store") if "is_drained" in tier]
     return [
         tier["name"],
         _state(tier),
@@ -121,7 +121,7 @@ def _row(old: _Status, tier: _Status, hits: int, duration_s: float) -> list[str]
         share(gained("found_chunks"), asked),
         f"{gained('loaded_bytes') / duration_s / 1e9:.2f}",
         f"{gained('stored_bytes') / duration_s / 1e9:.2f}",
-        _queue(tier),
+        format_bytes(sum(queues)) if queues else "-",
         f"{sum(tier['failures'].values()):,}",
         f"{sum(tier['dropped'].values()):,}",
     ]
@@ -140,12 +140,6 @@ def _state(tier: _Status) -> str:
     if tier["is_slow"]:
         return "slow"
     return "full, only reused" if tier["is_selective"] else "ok"
-
-
-def _queue(tier: _Status) -> str:
-    if "load_queue_bytes" not in tier:
-        return "-"
-    return format_bytes(tier["load_queue_bytes"] + tier["store_queue_bytes"])
 
 
 def _used(tier: _Status, pool: _Status) -> str:

@@ -51,7 +51,7 @@ def read_events(path: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
 
 
 class EventHistory(logging.Handler):
-    """A log handler that writes to a file: kvtier's warnings, and once a minute the lost chunks."""
+    """Writes kvtier's warnings to a file, and once a minute the numbers of lost chunks."""
 
     def __init__(self, socket: Path, chunk_bytes: int, clock: Clock) -> None:
         super().__init__(logging.WARNING)
@@ -93,7 +93,7 @@ class EventHistory(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._add(self.format(record), level=record.levelname)
-        # Python prints warnings only if there is no handler, so print them if this is the only one.
+        # Python prints warnings only if no handler exists, and this handler must not hide them.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]
         if logging.lastResort and all(isinstance(one, EventHistory) for one in handlers):
             logging.lastResort.handle(record)

@@ -15,7 +15,6 @@ from typing import Any
 
 from kvtier_sdk.admin import AdminSocket, Answer, make_directory
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig, read_tiers
 from kvtier_sdk.event_publisher import EventPublisher
 from kvtier_sdk.events import PRIMARY
@@ -36,7 +35,6 @@ _log = logging.getLogger("kvtier.admin")
 
 _COMMANDS = ("status", "set", "purge", "drain", "resume", "hint", "receipt", "losses")
 _VERBS = {"pin": Verb.PIN, "prefetch": Verb.PREFETCH, "forget": Verb.END}
-#: The maximum number of hints whose receipts are kept. The oldest receipts are dropped.
 _MOST_HINTS = 64
 
 
@@ -44,13 +42,8 @@ class OperatorServices:
     """The services that a configuration enables for an engine.
 
     The services stay open if the engine closes its manager and opens another. If configured,
-    ``recorder`` records finished requests, and ``publisher`` announces chunks.
-
-    Args:
-        config: the configuration of the services.
-        clock: the source of time.
-        chunk_bytes: length of a chunk, for the trace.
-        rank: the engine's data-parallel rank, which is added to the events' ports.
+    ``recorder`` records finished requests, and ``publisher`` announces chunks. ``rank``, the
+    engine's data-parallel rank, is added to the events' ports.
     """
 
     def __init__(
@@ -84,17 +77,14 @@ class OperatorServices:
             self._stack = stack.pop_all()
 
     def attend(self, manager: TieringManager, fingerprints: Set[str]) -> None:
-        """Serve the open ``manager`` in place of an earlier manager.
-
-        ``fingerprints`` are the fingerprints of the tiers' namespaces.
-        """
+        """Serve an open manager, whose tiers' namespaces have these fingerprints."""
         if self._history is not None:
             self._history.attend(manager)
         if self._control is not None:
             self._control.manager, self._control.fingerprints = manager, fingerprints
             return
         control = self._control = _ManagerControl(
-            self._config, manager, fingerprints, self._clock, self.recorder
+            self._config, manager, fingerprints, self._clock, self._clock.now_s(), self.recorder
         )
         serving = _serving(self._config, lambda: control.manager.samples(), control.answer)
         path = self._stack.enter_context(serving)
@@ -134,19 +124,17 @@ def _serving(
 
 @dataclass
 class _ManagerControl:
-    """A handler of admin requests. It never waits for the engine's thread."""
+    """Answers admin requests without waiting for the engine's thread."""
 
     _config: TieringConfig
     manager: TieringManager
     fingerprints: Set[str]
     _clock: Clock
+    _started_s: float
     _recorder: TraceRecorder | None
     _purge: Purge | None = None
     _hints: dict[int, OperatorHint] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=partial(count, 1))
-
-    def __post_init__(self) -> None:
-        self._started_s = self._clock.now_s()
 
     def answer(self, request: Mapping[str, Any], caller: str) -> dict[str, Any]:
         command = str(request.get("command"))
@@ -179,7 +167,10 @@ class _ManagerControl:
         options: Any = self._config if client is None else client.spec
         changed = options.changed(place.table(given), place)
         if client is not None:
-            self._check_tier(client, changed)
+            if isinstance(changed.config, BoundedTierConfig):
+                changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
+            tiers = [changed if one is client else one.spec for one in self.manager.clients]
+            read_tiers(Place("engine").at("tiers").entries(tiers))
         for name, (was, now) in options.set_live(changed).items():
             text = "%s: %s was %s and is %s now, set by %s"
             _log.warning(text, place.where, name, masked(name, was), masked(name, now), caller)
@@ -189,12 +180,6 @@ class _ManagerControl:
             share = changed.hint_share(self.manager.stats[0].capacity_bytes or 0)
             self.manager.limit_hints(share, changed.hint_duration_s)
         return {"options": options.live_values()}
-
-    def _check_tier(self, client: TierClient, changed: TierSpec) -> None:
-        if isinstance(changed.config, BoundedTierConfig):
-            changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
-        tiers = [changed if one is client else one.spec for one in self.manager.clients]
-        read_tiers(Place("engine").at("tiers").entries(tiers))
 
     def _begin_purge(self, fingerprints: object, caller: str) -> dict[str, Any]:
         is_meant = isinstance(fingerprints, list) and any(

@@ -306,3 +306,6 @@ def test_a_namespace_without_a_length_is_not_examined(folder: Folder, tmp_path: 
     words = ["--namespace", str(facts), "--key", "00"]
     found = tier("explain", folder.url, *words, status=1)
     assert "does not say how long a chunk is" in found["faults"]["file"]
+    done = kvtier("tier", "explain", folder.url, *words)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "does not say how long a chunk is" in done.stdout

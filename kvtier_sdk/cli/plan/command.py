@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtier_sdk.cli.drawing import Chart, Series, document, figure, table
-from kvtier_sdk.cli.plan.compare import TITLES, Comparison, compared
+from kvtier_sdk.cli.plan.compare import TITLES, compared
 from kvtier_sdk.cli.plan.prices import Option, Prices, Work, example_prices, priced, read_prices
 from kvtier_sdk.cli.plan.traffic import Flow, Traffic, Window
 from kvtier_sdk.cli.replay import ReplayRequest, read_trace
@@ -26,7 +26,7 @@ _TITLES = (
     *("pool", "tier", "size", "hits", "in pool", "first token", "written/day", "life"),
     *("requests/day", "storing", "computing", "both"),
 )
-#: Show an option only if its first token comes sooner, by this share, than every cheaper one's.
+#: A more expensive option must shorten the time to the first token by at least this share.
 _WORTHWHILE = 0.01
 
 
@@ -132,7 +132,12 @@ def plan_command(
         kvtier plan --trace traces/ --compare engine.sock
     """
     if compare is not None:
-        _show(compared(read_trace(trace), policy, compare), as_json=as_json)
+        found = compared(read_trace(trace), policy, compare)
+        if as_json:
+            print(json.dumps(found.as_json()))
+        else:
+            print_columns([TITLES, *(of.cells() for of in found.rows)], 1)
+            say(found.verdict())
         return
     if recompute is None:
         raise ConfigError("--recompute: give the time in which your engine computes a chunk")
@@ -166,20 +171,9 @@ def plan_command(
     say(*plan.lines(), "", *plan.toml.splitlines())
 
 
-def _show(found: Comparison, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found.as_json()))
-        return
-    print_columns([TITLES, *(of.cells() for of in found.rows)], 1)
-    say(found.verdict())
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The best options by cost. ``nothing`` is the option that computes everything.
-
-    For each option, ``checks`` has two flows of the trace's second half: forecast and actual.
-    """
+    """The options to show, each with the forecast and the facts of the trace's second half."""
 
     policy: str
     options: Sequence[Option]
@@ -196,7 +190,7 @@ class Plan:
         return f'pool_bytes = {self.best.pool_bytes}\npolicy = "{self.policy}"\n{tier}'
 
     def errors(self) -> tuple[float, float]:
-        """Return the checks' largest errors: of a hit rate, and of the number of stores per use."""
+        """Return the largest error of a hit rate, and of a number of stores per use."""
         pairs = [tuple(half.stored / max(1.0, half.asked) for half in of) for of in self.checks]
         return (
             max(abs(of.hit_rate - fact.hit_rate) for of, fact in self.checks),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,18 +16,14 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds if no hit rate and no number of bytes is further than this from its forecast.
+# The largest deviations at which a plan still holds: points of a hit rate, share of the bytes.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
-# The share of requests that the engine may finish between two looks.
+# An engine may finish requests after its trace was read, up to this share of them.
 _MOST_REQUESTS_OFF = 0.01
-_LOSSES = re.compile("dropped |failures |misses (?!absent)|not_admitted_chunks$")
-
-_Counts = Mapping[str, Any]
+_LOSSES = ("dropped", "failures", "misses")
 
 
 class Row(NamedTuple):
-    """A pool's or a tier's hit rate and bytes written per day, both forecast and actual."""
-
     name: str
     forecast_hit_rate: float
     hit_rate: float
@@ -56,7 +51,7 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """``lost`` counts, by reason, the chunks that the engine dropped, missed or failed to move."""
+    """The compared tiers, and the numbers of dropped, missed and failed chunks by reason."""
 
     rows: Sequence[Row]
     lost: Mapping[str, float]
@@ -86,56 +81,39 @@ class Comparison(NamedTuple):
 
 def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Comparison:
     """Compare an engine's counters with the simulated flow of its own recording."""
-    slots, counted = _read(socket, len(workload))
-    host = counted.pop(PRIMARY)
-    if len(counted) > 1:
+    status = ask_engine(socket, command="status")
+    recorded = status["trace"] and status["trace"]["written_requests"]
+    if recorded is not None and abs(recorded - len(workload)) > _MOST_REQUESTS_OFF * len(workload):
+        raise _other_time(socket, f"{recorded:,} requests", f"{len(workload):,}")
+    host, tiers = status["host"], status["tiers"]
+    if len(tiers) > 1:
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
     days = Work.of(workload, 0, 0.0, 1.0).span_s / DAY_S
     traffic = Traffic(workload)
-    # All other chunks were in the pool, or on the device, whose hits kvtier does not count.
-    absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in counted.values())
+    # kvtier does not count a device's hits, so the pool's hits include them.
+    absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in tiers)
     if not host["stored_chunks"] or absent > traffic.chunks:
         raise _other_time(socket, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")
-    sizes = {name: _object_bytes(of, host) for name, of in counted.items()}
-    room = 0
-    for name, of in counted.items():
+    # Before its first store, a tier is assumed not to compress.
+    room, chunk_bytes = 0, host["stored_bytes"] / host["stored_chunks"]
+    for of in tiers:
+        if of["stored_chunks"]:
+            chunk_bytes = of["stored_object_bytes"] / of["stored_chunks"]
         capacity_bytes = of.get("capacity_bytes")
-        room = int(capacity_bytes / sizes[name]) if capacity_bytes else traffic.distinct_chunks
-    flow = traffic.flow(policy, slots, room, Window())
+        room = int(capacity_bytes / chunk_bytes) if capacity_bytes else traffic.distinct_chunks
+    flow = traffic.flow(policy, status["pool"]["slots"], room, Window())
     rows = [Row(PRIMARY, flow.pool_hits / flow.asked, 1 - absent / flow.asked)]
-    for name, of in counted.items():
+    for of in tiers:
         hits = flow.tier_hits / flow.asked, of["hit_chunks"] / flow.asked
-        written = flow.stored * sizes[name] / days, of["stored_object_bytes"] / days
-        rows.append(Row(name, *hits, *written))
-    lost = {
-        f"{name} {reason}": count
-        for name, of in ((PRIMARY, host), *counted.items())
-        for reason, count in of.items()
-        if _LOSSES.match(reason) and count
-    }
+        written = flow.stored * chunk_bytes / days, of["stored_object_bytes"] / days
+        rows.append(Row(of["name"], *hits, *written))
+    lost: dict[str, float] = {}
+    for of in (host, *tiers):
+        counts = {f"{kind} {reason}": n for kind in _LOSSES for reason, n in of[kind].items()}
+        counts.pop("misses absent", None)
+        counts["not_admitted_chunks"] = of["not_admitted_chunks"]
+        lost |= {f"{of['name']} {reason}": chunks for reason, chunks in counts.items() if chunks}
     return Comparison(rows, lost)
-
-
-def _object_bytes(tier: _Counts, host: _Counts) -> float:
-    """Return the mean length of a chunk in a tier; before its first store, the raw length."""
-    if tier["stored_chunks"]:
-        return float(tier["stored_object_bytes"] / tier["stored_chunks"])
-    return float(host["stored_bytes"] / host["stored_chunks"])
-
-
-def _read(socket: Path, requests: int) -> tuple[int, dict[str, _Counts]]:
-    """Return the pool's slots and each tier's counts."""
-    status = ask_engine(socket, command="status")
-    written = status["trace"] and status["trace"]["written_requests"]
-    if written is not None and abs(written - requests) > _MOST_REQUESTS_OFF * requests:
-        raise _other_time(socket, f"{written:,} requests", f"{requests:,}")
-    tiers = {of["name"]: _flat(of) for of in (status["host"], *status["tiers"])}
-    return status["pool"]["slots"], tiers
-
-
-def _flat(status: Mapping[str, Any]) -> _Counts:
-    tables = [(name, of) for name, of in status.items() if isinstance(of, dict)]
-    return {**status, **{f"{name} {label}": of[label] for name, of in tables for label in of}}
 
 
 def _other_time(socket: Path, counted: str, recorded: str) -> ConfigError:

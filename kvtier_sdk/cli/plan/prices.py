@@ -62,14 +62,13 @@ class TierPrices(StrictModel):
 
     def url_of(self, capacity_bytes: int, *, compresses: bool = False) -> str:
         """Return the URL of a tier with this capacity, unless the store itself sets a capacity."""
-        url, given, options = self.url, TierSpec.from_url(self.url), []
+        given, options = TierSpec.from_url(self.url), []
         if isinstance(given.config, BoundedTierConfig):
             options.append(f"capacity={capacity_bytes}")
         if compresses and given.runner.compress == "never":
             options.append("compress=always")
-        for option in options:
-            url += f"{'&' if '?' in url else '?'}{option}"
-        return url
+        mark = "&" if "?" in self.url else "?"
+        return f"{self.url}{mark}{'&'.join(options)}" if options else self.url
 
     @property
     def spec(self) -> TierSpec:
@@ -83,8 +82,6 @@ class Prices(StrictModel):
 
 
 class Work(NamedTuple):
-    """The requests in a span of time, and the time that an engine needs to compute a chunk."""
-
     requests: int
     start_s: float
     span_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Sequence
 from functools import cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from kvtier_sdk.types import OffloadKey
 LRU = "lru"
 # The maximum weight of a reuse in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
-# A forecast ignores the uses in this share of a window, at its beginning, where traffic starts.
+# A forecast ignores this share of a window at its start, because few previous uses are known there.
 _BEGIN = 0.3
 
 _Floats = npt.NDArray[np.float64]
@@ -58,9 +58,8 @@ class Traffic:
     def __init__(self, workload: Sequence[ReplayRequest]) -> None:
         self.workload = workload
         numbers: dict[OffloadKey, int] = {}
-        self._requests = [
-            [numbers.setdefault(key, len(numbers)) for key in request.keys] for request in workload
-        ]
+        keys = chain.from_iterable(request.keys for request in workload)
+        uses = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         lengths = [len(request.keys) for request in workload]
         self.distinct_chunks, self.chunks = len(numbers), sum(lengths)
         #: Cache sizes to forecast, in chunks: powers of two, until all distinct chunks fit.
@@ -70,14 +69,15 @@ class Traffic:
         self._at_s = np.repeat([request.arrived_s for request in workload], lengths)
         # For each use, the index of the first use of the same request.
         self._first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
-        self._age_s = self._ages()
+        # Each use's time since the chunk's previous use; infinite for a first use.
+        order = np.argsort(uses, kind="stable")
+        again = np.flatnonzero(np.diff(uses[order]) == 0)
+        self._age_s: _Floats = np.full(self.chunks, np.inf)
+        self._age_s[order[again + 1]] = self._at_s[order[again + 1]] - self._at_s[order[again]]
         self._residents = cache(self._find_residents)
 
     def flow(self, policy: str, pool_slots: int, tier_chunks: int, window: Window) -> Flow:
-        """Count hits and stores for a pool with a tier of ``tier_chunks``; 0 means no tier.
-
-        The tier gets every chunk, and evicts the least recently used chunk first.
-        """
+        """Count hits and stores of a pool and a write-through LRU tier; 0 chunks mean no tier."""
         in_pool, in_tier = self._residents(policy, pool_slots), self._residents(LRU, tier_chunks)
         uses, reuses = self._weights(window)
         absent = ~(in_pool | in_tier)
@@ -100,19 +100,10 @@ class Traffic:
         uses = ((self._at_s >= start_s) & (self._at_s < window.end_s)).astype(np.float64)
         if not window.is_forecast:
             return uses, uses
-        # A reuse is recognized only if the window also has the chunk's previous use. The longer the
-        # chunk was away, the rarer this is, so such a reuse gets more weight.
+        # A window shows a reuse only if it contains the chunk's previous use too. Long gaps rarely
+        # fit into a window, so reuses after long gaps get more weight.
         away_s = np.clip(self._age_s, length_s * _BEGIN, length_s * (1 - 1 / _MOST_WEIGHT))
         return uses / (1 - _BEGIN), uses * length_s / (length_s - away_s)
-
-    def _ages(self) -> _Floats:
-        """Return each use's time since the chunk's previous use; infinite for a first use."""
-        numbers = np.fromiter((n for request in self._requests for n in request), np.int64)
-        order = np.argsort(numbers, kind="stable")
-        again = np.flatnonzero(np.diff(numbers[order]) == 0)
-        ages_s = np.full(self.chunks, np.inf)
-        ages_s[order[again + 1]] = self._at_s[order[again + 1]] - self._at_s[order[again]]
-        return ages_s
 
     def _find_residents(self, policy: str, size: int) -> npt.NDArray[np.bool_]:
         """Return one boolean per use: true if a cache of ``size`` chunks still has the chunk."""
@@ -130,7 +121,7 @@ class Traffic:
 def play(
     workload: Sequence[ReplayRequest], policy: EvictionPolicy, slots: int
 ) -> Iterator[Container[OffloadKey]]:
-    """Yield the chunks that a simulated host pool holds when each request arrives."""
+    """Yield the contents of a simulated host pool at each request's arrival."""
     policy.open(slots)
     primary = PrimaryTier(slots, 1, policy)
     by_key = primary.by_key

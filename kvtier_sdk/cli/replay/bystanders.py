@@ -26,10 +26,7 @@ _OURS = ("kvtier replay", "kvtier bench", "kvtier check")
 
 
 def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "replay") -> None:
-    """Raise :class:`ReplayError` if a tier could evict chunks that other programs stored.
-
-    A tier that cannot list its namespaces is not checked.
-    """
+    """Raise :class:`ReplayError` if a tier that lists its namespaces could evict others' chunks."""
     for spec in tiers:
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +22,7 @@ from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.units import parse_seconds
 
 #: These options are unset, because a replay must not use the engine's files, socket or port.
-_ENGINES_OWN: Mapping[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
+_ENGINES_OWN: dict[str, Any] = dict.fromkeys(("trace_dir", "admin_socket", "metrics_port"))
 
 
 def replay_command(
@@ -124,7 +123,6 @@ def replay_command(
         played = told(played, told_error, seed=0)
     flags = {"slots": slots, "chunk_bytes": chunk_bytes, "policy": policy, "tiers": tier or None}
     given = {name: value for name, value in flags.items() if value is not None}
-    is_page = report_file is not None and report_file.name.endswith(".html")
     defaults = {"slots": 2000, "chunk_bytes": common_chunk_bytes(played)}
     options = _configuration(config, given, defaults)
     if recompute is not None:
@@ -137,20 +135,18 @@ def replay_command(
         )
     with progress("replay", len(played)) as advance:
         report = replay(
-            played,
-            options,
-            evict_others=evict_others,
-            on_progress=lambda _: advance(1),
+            played, options, evict_others=evict_others, on_progress=lambda _: advance(1)
         )
-    for file in (sys.stdout if as_json else None, None if is_page else report_file):
-        if file is not None:
-            print(json.dumps(report.as_json()), file=file)
-    if not as_json:
+    written = json.dumps(report.as_json()) + "\n"
+    if as_json:
+        print(written, end="")
+    else:
         print_report(report)
-    if report_file is not None and is_page:
-        name = "generated chats" if trace is None else trace.name
-        as_text = json.dumps(options.to_dict(), indent=2)
-        report_file.write(replay_page(report, name, as_text))
+    if report_file is not None:
+        if report_file.name.endswith(".html"):
+            name = "generated chats" if trace is None else trace.name
+            written = replay_page(report, name, json.dumps(options.to_dict(), indent=2))
+        report_file.write(written)
     if report.wrong_bytes:
         raise typer.Exit(1)
 
@@ -162,19 +158,17 @@ def _configuration(
     given = TieringConfig.from_dict({**defaults, **flags}, where="command line")
     if file is None:
         return given
-    options, over = read_options(file), set(flags)
-    update = dict(_ENGINES_OWN)
+    options = read_options(file)
     if engine := tools_for(options, where=str(file)):
         config = engine.read(options, where=str(file))
         # An engine's configuration lacks the chunk size, which a flag or the workload provides.
-        over.add("chunk_bytes")
+        over = {name: getattr(given, name) for name in {"chunk_bytes", *flags}}
         if "slots" in flags:
-            update["pool_bytes"] = None
-    else:
-        options = {name: value for name, value in options.items() if name not in flags}
-        if "slots" in flags:
-            options.pop("pool_bytes", None)
-        elif "pool_bytes" in options:
-            del defaults["slots"]
-        config = TieringConfig.from_dict({**defaults, **options}, where=str(file))
-    return config.model_copy(update=update | {name: getattr(given, name) for name in over})
+            over["pool_bytes"] = None
+        return config.model_copy(update=_ENGINES_OWN | over)
+    if "pool_bytes" in options and "slots" not in flags:
+        del defaults["slots"]
+    merged = {**defaults, **options, **flags}
+    if "slots" in flags:
+        merged.pop("pool_bytes", None)
+    return TieringConfig.from_dict(merged, where=str(file)).model_copy(update=_ENGINES_OWN)

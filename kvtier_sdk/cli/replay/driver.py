@@ -6,6 +6,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice, starmap, takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -50,11 +51,10 @@ def replay(
     closed = concurrency == 1
     needed = tuple(spec.needed() for spec in config.tiers)
     tiers = tuple(map(_patient, needed)) if closed else needed
-    config = config.model_copy(update={"tiers": tiers})
     recompute_s = config.recompute_s
-    if recompute_s is None:
-        # A replay computes nothing, so every load must count as faster than computing.
-        config = config.model_copy(update={"recompute_s": math.inf})
+    # A replay computes nothing, so by default every load must count as faster than computing.
+    limit_s = math.inf if recompute_s is None else recompute_s
+    config = config.model_copy(update={"tiers": tiers, "recompute_s": limit_s})
     if not evict_others:
         check_bystanders(config.tiers, clock)
     reported = threading.Event()
@@ -99,7 +99,7 @@ def _patient(spec: TierSpec) -> TierSpec:
 
 @dataclasses.dataclass(eq=False)
 class _Driver:
-    """A player of requests. Each request is a generator that yields at the end of each step."""
+    """Plays requests. Each request is a generator that yields at the end of each step."""
 
     _manager: TieringManager
     _pool: HostPool
@@ -131,15 +131,11 @@ class _Driver:
         on_progress: Callable[[int], None] | None,
     ) -> None:
         """Play all requests, ``concurrency`` at a time, and let the last stores finish."""
-        arrivals = enumerate(workload)
+        arriving = starmap(self._serve, enumerate(workload))
         active: list[Iterator[bool]] = []
         done = 0
         while True:
-            while len(active) < concurrency:
-                arrival = next(arrivals, None)
-                if arrival is None:
-                    break
-                active.append(self._serve(*arrival))
+            active += islice(arriving, concurrency - len(active))
             if not active and not self._manager.has_pending_work():
                 return
             # Clear the event first, so that a later report ends the wait below.
@@ -154,20 +150,14 @@ class _Driver:
                         on_progress(done)
                 moved = moved or progressed is not False
             self._manager.on_schedule_end()
-            if not moved:
-                self._run_model(reported)
-
-    def _run_model(self, reported: threading.Event) -> None:
-        """Wait up to ``_STEP_S`` for a report. A closed loop repeats this until no work is left."""
-        # A closed loop plays one request at a time. If it made a step after every report, it would
-        # repeat lookups that an engine does not repeat.
-        while reported.wait(_STEP_S) and self._closed:
-            reported.clear()
-            if not self._manager.has_pending_work():
-                return
+            # A closed loop plays one request at a time. If it made a step after every report, it
+            # would repeat lookups that an engine does not repeat.
+            while not moved and reported.wait(_STEP_S) and self._closed:
+                reported.clear()
+                moved = not self._manager.has_pending_work()
 
     def _serve(self, number: int, request: ReplayRequest) -> Iterator[bool]:
-        """Play a request. Yield at the end of each step, with true if the step made progress."""
+        """Play a request. At the end of each step, yield true if the step made progress."""
         self._history.arrived_s = request.arrived_s
         context = request.context
         self._manager.on_new_request(context)
@@ -195,20 +185,11 @@ class _Driver:
         self, keys: Sequence[OffloadKey], context: RequestContext
     ) -> Generator[bool, None, int]:
         """Look up the keys in each step until no key is pending; count the leading hits."""
-        lookup = self._manager.lookup
         while True:
-            hits = 0
-            pending = False
-            for key in keys:
-                result = lookup(key, context)
-                if result is LookupResult.HIT:
-                    hits += 1
-                elif result is LookupResult.MISS:
-                    break
-                else:
-                    pending = True
-            if not pending:
-                return hits
+            results = (self._manager.lookup(key, context) for key in keys)
+            leading = list(takewhile(lambda result: result is not LookupResult.MISS, results))
+            if all(result is LookupResult.HIT for result in leading):
+                return len(leading)
             yield False
 
     def _load(self, keys: Sequence[OffloadKey], context: RequestContext) -> Sequence[int]:
@@ -247,11 +228,7 @@ class _Driver:
 
 
 class ChunkContent:
-    """The content of chunks, computed from their keys.
-
-    A chunk is a fixed random sequence of 64-bit words, with a digest of the key added to each word.
-    So nearly every word of a wrong or a shifted chunk differs from the expected word.
-    """
+    """Computes chunks from keys, so that nearly every word of a wrong or shifted chunk differs."""
 
     def __init__(self, chunk_bytes: int) -> None:
         words = -(-chunk_bytes // 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import accumulate, chain, cycle, pairwise
@@ -29,11 +30,14 @@ def replay_page(report: ReplayReport, workload: str, options: str) -> str:
         f"<p>{escape(part.note)}</p></section>"
         for part in sections(report)
     )
+    wrong = [compared_line(report)] if report.wrong_bytes else []
+    lines = [*wrong, *troubles(report)]
+    complaints = "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
     return document(
         f"kvtier replay: {workload}",
         f"<header><h1>Replay of {escape(workload)}</h1>"
         f'<p class="dim">{escape(_setup(report))}</p></header>'
-        f"{_complaints(report)}{_origins(report)}"
+        f"{complaints}{_origins(report)}"
         f'<main class="charts">{figures}</main>{tables}'
         "<section><details><summary>The configuration that was played</summary>"
         f"<pre>{escape(options)}</pre></details></section>",
@@ -49,12 +53,6 @@ def _setup(report: ReplayReport) -> str:
         f"Tiers: {behind or 'none'}. Hit rate: {_percent(report.hit_rate)}, "
         f"{report.hit_chunks:,} of {report.chunks:,} chunks; {compared_line(report)}."
     )
-
-
-def _complaints(report: ReplayReport) -> str:
-    wrong = [compared_line(report)] if report.wrong_bytes else []
-    lines = [*wrong, *troubles(report)]
-    return "".join(f'<p class="bad">{escape(line)}</p>' for line in lines)
 
 
 def _origins(report: ReplayReport) -> str:
@@ -75,15 +73,12 @@ def _origins(report: ReplayReport) -> str:
 
 
 class _Source(NamedTuple):
-    """An origin of chunks: the host pool, a tier, or the engine's computation."""
-
     name: str
     color: str
     chunks: int
 
 
 def _sources(report: ReplayReport) -> list[_Source]:
-    """Return all origins of chunks: the host pool, the tiers in order, and then the engine."""
     names = ["host pool", *(tier.name for tier in report.tiers[1:])]
     colors = chain(["host"], cycle(_TIER_COLORS))
     hits = map(sum, report.history.hits)
@@ -93,10 +88,9 @@ def _sources(report: ReplayReport) -> list[_Source]:
 
 def _charts(report: ReplayReport) -> list[Chart]:
     history = report.history
-    ends = [0] * (max(history.chunks, default=0) + 1)
-    for chunks in history.chunks:
-        ends[chunks] += 1
-    named_at = [len(history.chunks) - shorter for shorter in accumulate(ends[:-1])]
+    ends = Counter(history.chunks)
+    shorter = accumulate(ends[depth] for depth in range(max(ends, default=0)))
+    named_at = [len(history.chunks) - count for count in shorter]
     time = ("Hit rate over time", "the requests of a column name", "requests, in order of arrival")
     depth = (
         "Hit rate by depth in the prompt",
@@ -104,22 +98,20 @@ def _charts(report: ReplayReport) -> list[Chart]:
         "chunks from the start of the prompt",
     )
     return [
-        _hit_rates(report, *time, "request", _MOST_COLUMNS, history.hits, history.chunks),
-        _hit_rates(report, *depth, "chunk", _MOST_DEPTHS, history.hits_at, named_at),
+        _hit_rates(report, (*time, "request"), _MOST_COLUMNS, history.hits, history.chunks),
+        _hit_rates(report, (*depth, "chunk"), _MOST_DEPTHS, history.hits_at, named_at),
         _waits(report),
     ]
 
 
 def _hit_rates(
     report: ReplayReport,
-    title: str,
-    note: str,
-    unit: str,
-    word: str,
+    texts: tuple[str, str, str, str],
     most: int,
     hits: Iterable[Sequence[int]],
     named: Sequence[int],
 ) -> Chart:
+    title, note, unit, word = texts
     width = max(1, -(-len(named) // most))
     starts = range(0, len(named), width)
     totals = [max(1, total) for total in _sums(named, width)]

@@ -26,7 +26,7 @@ class ReplayHistory:
         self.hits_at = [array("q", bytes(8 * longest)) for _ in range(sources)]
 
     def note_hits(self, number: int, depth: int, sources: Sequence[int]) -> None:
-        """Record the sources of hits from ``depth`` on: tiers' numbers, or -1 for the pool."""
+        """Record the source of each hit from ``depth`` on: a tier's number, or -1 for the pool."""
         for at, source in enumerate(sources, depth):
             self.hits[source + 1][number] += 1
             self.hits_at[source + 1][at] += 1

@@ -11,14 +11,11 @@ from kvtier_sdk.cli.terminal import print_columns, say
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.options.units import format_bytes, format_seconds
 
-_TIER_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s")
+_TITLES = ("tier", "hit chunks", "hit rate", "stored", "GB/s", "loaded", "GB/s", "evicted chunks")
 
 
 class Section(NamedTuple):
-    """A table of a report, with sentences around it. Columns from ``numbers_from`` on are numbers.
-
-    The terminal and the page show the same sections.
-    """
+    """A table for the terminal and the page. Columns from ``numbers_from`` on are numbers."""
 
     title: str
     text: str
@@ -48,12 +45,12 @@ def compared_line(report: ReplayReport) -> str:
 
 def sections(report: ReplayReport) -> Iterator[Section]:
     total = ("all", f"{report.hit_chunks:,}", f"{report.hit_rate:.2%}", *[""] * 5)
-    rows = [(*_TIER_TITLES, "evicted chunks"), *(_row(tier, report) for tier in report.tiers)]
+    rows = [_TITLES, *(_row(tier, report) for tier in report.tiers)]
     speed = "GB/s: bytes over the time that store or load jobs were under way"
     note = speed if len(report.tiers) > 1 else ""
     yield Section("Tiers", "", [*rows, total], note=note)
     if report.sessions is not None:
-        yield Section("Sessions", _session_line(report.sessions), _turn_rows(report.sessions), 2)
+        yield _sessions(report.sessions)
     if any(report.saved_tokens):
         tiers = zip(report.tiers, report.saved_tokens, strict=True)
         rows = [(of.name, f"{tokens:,}", format_bytes(of.loaded_bytes)) for of, tokens in tiers]
@@ -77,46 +74,29 @@ def troubles(report: ReplayReport) -> Iterator[str]:
             yield f"  {error}"
 
 
-def _session_line(sessions: SessionHits) -> str:
-    low, median, high = (f"{percentile(sessions.hit_rates, of):.2%}" for of in (10, 50, 90))
-    return (
-        f"{len(sessions.hit_rates):,} sessions, hit rate of a session: p10 {low}, median {median}, "
-        f"p90 {high}; {sessions.hitless:,} of several requests hit nothing after the first"
+def _sessions(found: SessionHits) -> Section:
+    low, median, high = (f"{percentile(found.hit_rates, of):.2%}" for of in (10, 50, 90))
+    text = (
+        f"{len(found.hit_rates):,} sessions, hit rate of a session: p10 {low}, median {median}, "
+        f"p90 {high}; {found.hitless:,} of several requests hit nothing after the first"
     )
-
-
-def _turn_rows(sessions: SessionHits) -> list[Sequence[str]]:
-    return [
-        ("turns after", "earlier prefix", "turns", "hit rate", "median wait"),
-        *(
-            (
-                of.after or "-",
-                "whole" if of.whole_prefix else "lost some",
-                f"{of.turns:,}",
-                f"{of.hit_rate:.2%}",
-                format_seconds(of.median_wait_s),
-            )
-            for of in sessions.turns
-        ),
-    ]
+    rows = [("turns after", "earlier prefix", "turns", "hit rate", "median wait")]
+    for of in found.turns:
+        prefix = "whole" if of.whole_prefix else "lost some"
+        wait = format_seconds(of.median_wait_s)
+        rows.append((of.after or "-", prefix, f"{of.turns:,}", f"{of.hit_rate:.2%}", wait))
+    return Section("Sessions", text, rows, 2)
 
 
 def _signed(duration_s: float) -> str:
     return f"{'-' if duration_s < 0 else ''}{format_seconds(abs(duration_s))}"
 
 
-def _row(tier: TierStats, report: ReplayReport) -> tuple[str, ...]:
-    moved = ((tier.stored_bytes, "store"), (tier.loaded_bytes, "load"))
-    rates = [
-        (format_bytes(size), _speed(size, tier.job_s[job].total, report.elapsed_s))
-        for size, job in moved
-    ]
-    rate = tier.hit_chunks / max(1, report.chunks)
-    evicted = f"{tier.evicted_chunks:,}"
-    return (tier.name, f"{tier.hit_chunks:,}", f"{rate:.2%}", *rates[0], *rates[1], evicted)
-
-
-def _speed(size_bytes: int, jobs_s: float, elapsed_s: float) -> str:
-    # Overlapping jobs can add up to more time than the run, so limit the sum to the run's time.
-    duration_s = min(jobs_s, elapsed_s)
-    return f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
+def _row(tier: TierStats, report: ReplayReport) -> list[str]:
+    row = [tier.name, f"{tier.hit_chunks:,}", f"{tier.hit_chunks / max(1, report.chunks):.2%}"]
+    for size_bytes, job in ((tier.stored_bytes, "store"), (tier.loaded_bytes, "load")):
+        # Overlapping jobs can add up to more time than the run, so limit the sum to the run's time.
+        duration_s = min(tier.job_s[job].total, report.elapsed_s)
+        speed = f"{size_bytes / duration_s / 1e9:.2f}" if duration_s else "-"
+        row += format_bytes(size_bytes), speed
+    return [*row, f"{tier.evicted_chunks:,}"]

@@ -10,14 +10,13 @@ import json
 import math
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtier_sdk.errors import ReplayError
 from kvtier_sdk.types import OffloadKey, RequestContext, make_offload_key
 
-#: Length of a generated chunk.
 _CHAT_BYTES = 64 * 1024
 
 
@@ -129,8 +128,8 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
     """Return a workload in which each request has the time until its session's next request."""
-    # Each time is wrong by a factor of e^x, where x is normally distributed with mean 0 and
-    # standard deviation ``error``. The time after a session's last request is infinite.
+    # Multiply each time by e^x, where x is normally distributed with mean 0 and standard deviation
+    # ``error``. The time after a session's last request is infinite.
     if not all(request.session for request in workload):
         raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
     rng = random.Random(seed)
@@ -156,20 +155,13 @@ def chat_workload(requests: int, seed: int) -> list[ReplayRequest]:
     Each turn's prompt is the whole conversation so far, which begins with the previous prompt.
     """
     rng = random.Random(seed)
-    arrivals = _chat_turns(rng, seed)
-    return [
-        ReplayRequest(f"chat-{n}", next(arrivals), _CHAT_BYTES, arrived_s=float(n))
-        for n in range(requests)
-    ]
-
-
-def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...]]:
     systems = [
         [_key("system", seed, prompt, n) for n in range(rng.randint(4, 16))] for prompt in range(4)
     ]
     open_chats: list[tuple[int, list[OffloadKey], int]] = []
     started = 0
-    while True:
+    workload = []
+    for number in range(requests):
         if len(open_chats) < 8 or rng.random() < 0.2:
             # Prefer the first system prompts, so that most conversations share them.
             system = systems[min(int(rng.expovariate(1.0)), len(systems) - 1)]
@@ -178,6 +170,8 @@ def _chat_turns(rng: random.Random, seed: int) -> Iterator[tuple[OffloadKey, ...
         chat, keys, turns = open_chats.pop(rng.randrange(len(open_chats)))
         for _ in range(rng.randint(1, 6)):
             keys.append(_key("chat", seed, chat, len(keys)))
-        yield tuple(keys)
+        name, arrived_s = f"chat-{number}", float(number)
+        workload.append(ReplayRequest(name, tuple(keys), _CHAT_BYTES, arrived_s=arrived_s))
         if turns > 1:
             open_chats.append((chat, keys, turns - 1))
+    return workload

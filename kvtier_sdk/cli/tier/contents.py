@@ -9,7 +9,6 @@ from kvtier_sdk.cli.tier.maintenance import chunk_bytes_of, open_for_maintenance
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.types import Capability
 
 
 @dataclass(slots=True)
@@ -26,7 +25,6 @@ class Contents:
     def of(cls, spec: TierSpec, namespace: Namespace, timeout_s: float) -> Contents:
         contents = cls(namespace)
         with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
-            tier.need(Capability.SCAN, "list its chunks")
             for entry in tier.entries():
                 contents.add(entry.object_bytes, entry.used_s)
         return contents

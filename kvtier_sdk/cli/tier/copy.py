@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -70,8 +70,16 @@ def copy_command(
             copied.fault = str(error)
         else:
             half = max(1, pace.part_bytes(_POOL_BYTES // 2) // chunk_bytes)
-            with closing(HostPool(2 * half, chunk_bytes)) as pool:
-                _copy((src, one), (dst, theirs), pool, copied, pace, timeout_s, read_back=read_back)
+            with (
+                closing(HostPool(2 * half, chunk_bytes)) as pool,
+                open_for_maintenance(src, one, timeout_s=timeout_s, pool=pool) as old,
+                open_for_maintenance(
+                    dst, theirs, timeout_s=timeout_s, pool=pool, stores=True
+                ) as new,
+            ):
+                stayed = _copy(old, new, half, copied, pace)
+                if read_back:
+                    _read_back(new, stayed, copied)
         if not as_json:
             say(copied.line(read_back=read_back))
     is_short = any(map(_Copied.is_short, found))
@@ -108,12 +116,10 @@ class _Copied:
     def line(self, *, read_back: bool) -> str:
         if self.fault:
             return f"FAILED: {self.fault}"
-        sizes = [
-            format_bytes(self.copied_bytes),
-            f"{format_bytes(self.read_bytes)} read",
-            f"{format_bytes(self.written_bytes)} written",
+        said = [
+            f"{self.copied:,} chunks copied ({format_bytes(self.copied_bytes)}, "
+            f"{format_bytes(self.read_bytes)} read, {format_bytes(self.written_bytes)} written)"
         ]
-        said = [f"{self.copied:,} chunks copied ({', '.join(sizes)})"]
         if read_back and not self.missing:
             said[0] += ", read back and whole"
         counts = {
@@ -127,41 +133,13 @@ class _Copied:
         return f"namespace {self.name}: {'; '.join(said)}"
 
 
-def _copy(
-    source: tuple[TierSpec, Namespace],
-    destination: tuple[TierSpec, Namespace],
-    pool: HostPool,
-    copied: _Copied,
-    pace: Pace,
-    timeout_s: float,
-    *,
-    read_back: bool,
-) -> None:
-    with (
-        open_for_maintenance(*source, timeout_s=timeout_s, pool=pool) as src,
-        open_for_maintenance(*destination, timeout_s=timeout_s, pool=pool, stores=True) as dst,
-    ):
-        sizes = {entry.key: entry.object_bytes for entry in src.entries()}
-        stored, there = _transfer(src, dst, pool, sizes, copied, pace)
-        # Look up all chunks, because DST can silently evict a chunk that it has accepted.
-        stayed = _present(dst, stored)
-        copied.there = len(_present(dst, there))
-        copied.copied = len(stayed)
-        copied.copied_bytes = len(stayed) * pool.chunk_bytes
-        copied.read_bytes = src.client.stats.loaded_object_bytes
-        copied.written_bytes = dst.client.stats.stored_object_bytes
-        copied.evicted = len(stored) + len(there) - copied.copied - copied.there
-        if read_back:
-            _read_back(dst, stayed, copied)
-
-
 def _present(tier: MaintainedTier, keys: Sequence[OffloadKey]) -> list[OffloadKey]:
     verdicts = tier.lookup(keys)
     return [key for key, verdict in zip(keys, verdicts, strict=True) if verdict is Verdict.OK]
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the namespace for DST: the engines' facts, without the facts that the SDK adds."""
+    """Return the namespace without the facts that the SDK adds, which DST adds again."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     codec = src.runner.codec_name if "codec" in namespace.facts else None
     if (engines if codec is None else engines.adding(codec=codec)) != namespace:
@@ -172,22 +150,17 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
     return engines
 
 
-def _transfer(
-    src: MaintainedTier,
-    dst: MaintainedTier,
-    pool: HostPool,
-    sizes: Mapping[OffloadKey, int],
-    copied: _Copied,
-    pace: Pace,
-) -> tuple[list[OffloadKey], list[OffloadKey]]:
-    """Copy chunks; return the chunks that DST accepted, and the chunks that DST already had."""
-    keys, half = list(sizes), pool.slots // 2
+def _copy(
+    src: MaintainedTier, dst: MaintainedTier, half: int, copied: _Copied, pace: Pace
+) -> list[OffloadKey]:
+    """Copy chunks through the halves of the pool; return the chunks that stayed in DST."""
+    sizes = {entry.key: entry.object_bytes for entry in src.entries()}
     paced_bytes = read_bytes = 0
     stored: list[OffloadKey] = []
     there: list[OffloadKey] = []
     end_store: Callable[[], object] | None = None
-    with progress(f"copy {copied.name}", len(keys)) as step:
-        for number, part in enumerate(pages(keys, half)):
+    with progress(f"copy {copied.name}", len(sizes)) as step:
+        for number, part in enumerate(pages(list(sizes), half)):
             present = dict.fromkeys(_present(dst, part))
             missing = [key for key in part if key not in present]
             loaded = _load(src, missing, half * (number % 2), copied)
@@ -204,7 +177,15 @@ def _transfer(
             paced_bytes = moved_bytes
         if end_store is not None:
             end_store()
-    return stored, there
+    # Look up all stored chunks, because DST may have evicted some of them.
+    stayed = _present(dst, stored)
+    copied.there = len(_present(dst, there))
+    copied.copied = len(stayed)
+    copied.copied_bytes = len(stayed) * src.client.chunk_bytes
+    copied.read_bytes = src.client.stats.loaded_object_bytes
+    copied.written_bytes = dst.client.stats.stored_object_bytes
+    copied.evicted = len(stored) + len(there) - copied.copied - copied.there
+    return stayed
 
 
 def _load(

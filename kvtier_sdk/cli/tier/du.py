@@ -45,7 +45,10 @@ def du_command(
             for one in Selection().of(spec, timeout_s):
                 with faults.of(spec):
                     found.append(Contents.of(spec, one, timeout_s))
-            usage = _usage(spec, found, timeout_s)
+            usage = None
+            if found and Capability.USAGE in spec.tier_class.capabilities:
+                with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:
+                    usage = tier.usage()
             shown.append(_as_json(spec, found, usage))
             if not as_json:
                 _show(shown[-1], usage)
@@ -55,13 +58,6 @@ def du_command(
         faulty = [{"name": name, "fault": fault} for name, fault in faults.by_tier.items()]
         print(json.dumps({"ok": not faults.by_tier, "tiers": shown + faulty}))
     faults.end()
-
-
-def _usage(spec: TierSpec, found: list[Contents], timeout_s: float) -> Usage | None:
-    if Capability.USAGE not in spec.tier_class.capabilities or not found:
-        return None
-    with open_for_maintenance(spec, found[0].namespace, timeout_s=timeout_s) as tier:
-        return tier.usage()
 
 
 def _as_json(spec: TierSpec, found: list[Contents], usage: Usage | None) -> dict[str, Any]:

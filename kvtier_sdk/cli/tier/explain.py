@@ -176,11 +176,14 @@ def _ask(
         answer.contents = next((one for one in held if one.namespace == here), None)
         answer.is_there = answer.contents is not None
         others = [
-            one for one in held if one.namespace != here and one.chunks and one.namespace.facts
+            (one, here.differences(one.namespace.facts))
+            for one in held
+            if one.namespace != here and one.chunks and one.namespace.facts
         ]
         if others:
-            answer.nearest = min(others, key=lambda one: _distance(here, one))
-            answer.differences = dict(_leaves(here.differences(answer.nearest.namespace.facts)))
+            # Another model's namespace is the least similar, because its chunks can never be used.
+            nearest = min(others, key=lambda other: ("model" in other[1], len(other[1])))
+            answer.nearest, answer.differences = nearest[0], dict(_leaves(nearest[1]))
     if groups:
         check_readable(spec, here)
         with open_for_maintenance(spec, here, timeout_s=timeout_s) as tier:
@@ -193,23 +196,17 @@ def _ask(
 
 
 def _ask_engines(config: TieringConfig, meant: Namespace, answers: Sequence[_Answer]) -> None:
-    """Add the reasons why chunks are absent, as far as running engines know them."""
+    """Ask running engines why chunks are absent, and add the reasons to ``answers``."""
     asked = [answer for answer in answers if answer.absent]
     for socket, answer in product(sockets_of(config), asked):
         name, fingerprint = answer.spec.name, answer.spec.in_tier(meant).fingerprint
         keys = [key.hex() for key in answer.absent]
-        # An engine may have ended, and another may have no such tier.
+        # Ignore engines that have ended, and engines without this tier.
         with suppress(typer.Exit, ConfigError):
             told = ask_engine(socket, command="losses", tier=name, namespace=fingerprint, keys=keys)
             for key, loss in zip(answer.absent, told["losses"], strict=True):
                 if loss and (key not in answer.losses or loss[0] != NO_RECORD):
                     answer.losses[key] = loss
-
-
-def _distance(namespace: Namespace, other: Contents) -> tuple[bool, int]:
-    differences = namespace.differences(other.namespace.facts)
-    # A namespace of another model is the least similar, because its chunks can never be used.
-    return "model" in differences, len(differences)
 
 
 def _leaves(
@@ -248,13 +245,16 @@ def _show(
                 say(f"    {name} {theirs} instead of {ours}")
                 if name in _HINTS:
                     say(f"      {_HINTS[name]}")
-    for index, keys in enumerate(groups):
-        states = [
-            [answer.in_words(*found) for found in zip(keys, answer.states[index], strict=True)]
-            for answer in answers
-        ]
-        per_chunk = tokens_per_chunk[index] if index < len(tokens_per_chunk) else None
-        _show_chunks(index, keys, states, answers, per_chunk)
+    tiers = [answer.spec.name.upper() for answer in answers]
+    for index, keys in enumerate(groups if answers else ()):
+        states = [map(answer.in_words, keys, answer.states[index]) for answer in answers]
+        by_chunk = list(zip(*states, strict=True))
+        say("")
+        if index < len(tokens_per_chunk):
+            _show_runs(index, by_chunk, tiers, tokens_per_chunk[index])
+        else:
+            by_key = zip(keys, by_chunk, strict=True)
+            print_columns([("KEY", *tiers), *((key.hex(), *state) for key, state in by_key)])
 
 
 def _presence(answer: _Answer) -> str:
@@ -265,36 +265,23 @@ def _presence(answer: _Answer) -> str:
     return f"{answer.contents.chunks:,} chunks, {format_bytes(answer.contents.used_bytes)}"
 
 
-def _show_chunks(
-    group: int,
-    keys: Sequence[OffloadKey],
-    states: Sequence[Sequence[str]],
-    answers: Sequence[_Answer],
-    tokens_per_chunk: int | None,
+def _show_runs(
+    group: int, by_chunk: Sequence[Sequence[str]], tiers: Sequence[str], tokens_per_chunk: int
 ) -> None:
-    by_chunk = list(zip(*states, strict=True))
     found = sum(1 for _ in takewhile(lambda states: "present" in states, by_chunk))
-    tiers = [answer.spec.name.upper() for answer in answers]
-    if tokens_per_chunk is not None:
-        say(
-            "",
-            f"prompt, group {group}: {len(keys):,} chunks of {tokens_per_chunk} tokens; "
-            f"an engine gets the first {found:,} ({found * tokens_per_chunk:,} tokens)",
-        )
-        if not keys:
-            return
-        rows = [("CHUNKS", "TOKENS", *tiers)]
-        for state, run in groupby(range(len(keys)), by_chunk.__getitem__):
-            first, *rest = run
-            last = rest[-1] if rest else first
-            chunks = f"{first}-{last}" if rest else f"{first}"
-            tokens = f"{first * tokens_per_chunk}-{(last + 1) * tokens_per_chunk - 1}"
-            rows.append((chunks, tokens, *state))
-    else:
-        say("")
-        by_key = zip(keys, by_chunk, strict=True)
-        rows = [("KEY", *tiers), *((key.hex(), *state) for key, state in by_key)]
-    print_columns(rows)
+    say(
+        f"prompt, group {group}: {len(by_chunk):,} chunks of {tokens_per_chunk} tokens; "
+        f"an engine gets the first {found:,} ({found * tokens_per_chunk:,} tokens)"
+    )
+    rows = [("CHUNKS", "TOKENS", *tiers)]
+    for state, run in groupby(range(len(by_chunk)), by_chunk.__getitem__):
+        first, *rest = run
+        last = rest[-1] if rest else first
+        chunks = f"{first}-{last}" if rest else f"{first}"
+        tokens = f"{first * tokens_per_chunk}-{(last + 1) * tokens_per_chunk - 1}"
+        rows.append((chunks, tokens, *state))
+    if by_chunk:
+        print_columns(rows)
 
 
 def _as_json(

@@ -23,17 +23,15 @@ from kvtier_sdk.types import Capability, Entry, OffloadKey, Usage
 
 T = TypeVar("T")
 
-#: A tier needs a namespace to open, even if no chunk is read or written.
+#: A tier cannot be opened without a namespace, even if no chunk is read or written.
 _NO_NAMESPACE = Namespace({"engine": "kvtier tier"})
-#: The maximum number of chunks to list, delete or look up at once.
 _PAGE = 1000
-#: The size of the pool for examined chunks.
 _EXAMINED_BYTES = 64 * 2**20
 #: A placeholder for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
 #: The maximum chunk length accepted from a manifest, which limits the allocated memory.
 _MOST_CHUNK_BYTES = 2**30
-#: The fewest retries. They last 2.5 s instead of 60 ms, because a failure ends the command.
+#: The minimum number of retries. They take 2.5 s, because a failure ends the command.
 _RETRIES = 7
 #: The verdicts that concern one chunk. All other verdicts concern the whole tier.
 _OF_A_CHUNK = (
@@ -56,7 +54,7 @@ def open_for_maintenance(
     stores: bool = False,
     clock: Clock | None = None,
 ) -> Iterator[MaintainedTier]:
-    """Open a tier in a thread, beside the engines that use the tier, and close it at the end."""
+    """Open a tier in a thread, and close it at the end. Engines may use the tier meanwhile."""
     clock = clock or SystemClock()
     deadlines = ("open_deadline_s", "lookup_deadline_s", "load_deadline_s", "store_deadline_s")
     options: dict[str, object] = {"required": True, **dict.fromkeys(deadlines, timeout_s)}
@@ -107,6 +105,7 @@ class MaintainedTier(BlockingTier):
             raise ConfigError(f"tier {spec.name!r}: backend {spec.backend!r} cannot {doing}")
 
     def entries(self) -> Iterator[Entry]:
+        self.need(Capability.SCAN, "list its chunks")
         return self._iterate(TierCaller.entries)
 
     def namespaces(self) -> Iterator[StoredNamespace]:
@@ -125,7 +124,6 @@ class MaintainedTier(BlockingTier):
 
     @property
     def examined_at_once(self) -> int:
-        """The maximum number of chunks that :meth:`examine` reads at once."""
         return self._pool.slots
 
     def examine(self, keys: Sequence[OffloadKey]) -> list[Verdict]:

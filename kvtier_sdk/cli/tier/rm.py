@@ -81,18 +81,16 @@ def rm_command(
         typer.confirm("Delete them?", abort=True, err=as_json)
     # Purge first, because a pool could still store chunks after the deletion.
     before = purge_pools(target.config, meant) if in_pools else []
-    deleted = [_delete(victims, faults, timeout_s) for victims in found]
+    for victims in found:
+        _delete(victims, faults, timeout_s)
     # Purge again, because engines may have loaded chunks before the deletion.
     purged = purge_pools(target.config, meant, before) if in_pools else []
     if as_json:
-        removed = [
-            victims.as_json() | {"deleted": gone}
-            for victims, gone in zip(found, deleted, strict=True)
-        ]
+        removed = [victims.as_json() for victims in found]
         report = {"ok": not faults.by_tier, "removed": removed, "engines": purged}
         print(json.dumps(report | {"faults": faults.by_tier}))
     else:
-        say(f"{sum(deleted):,} chunks deleted")
+        say(f"{sum(victims.deleted for victims in found):,} chunks deleted")
         say(*(tell_purge(target.config, purged) if in_pools else ()))
         faults.show(*target.tiers)
     faults.end()
@@ -103,20 +101,20 @@ class _Victims:
     spec: TierSpec
     contents: Contents
     keys: list[OffloadKey]
-    kept: int
+    kept: int = 0
+    deleted: int = 0
 
     def as_json(self) -> dict[str, Any]:
         counted = self.contents.as_json()
         del counted["facts"], counted["manifest_fault"]
-        return {"tier": self.spec.name, **counted, "kept": self.kept}
+        return {"tier": self.spec.name, **counted, "kept": self.kept, "deleted": self.deleted}
 
 
 def _find(
     spec: TierSpec, namespace: Namespace, before_s: float | None, timeout_s: float
 ) -> _Victims:
-    victims = _Victims(spec, Contents(namespace), [], 0)
+    victims = _Victims(spec, Contents(namespace), [])
     with open_for_maintenance(spec, namespace, timeout_s=timeout_s) as tier:
-        tier.need(Capability.SCAN, "list its chunks")
         tier.need(Capability.DELETE, "delete chunks")
         for entry in tier.entries():
             # Keep chunks of unknown age, because they may have been used recently.
@@ -140,8 +138,7 @@ def _lines(found: list[_Victims]) -> Iterator[str]:
         yield "nothing matches: no chunk is deleted"
 
 
-def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> int:
-    deleted = 0
+def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> None:
     with (
         faults.of(victims.spec),
         open_for_maintenance(victims.spec, victims.contents.namespace, timeout_s=timeout_s) as tier,
@@ -149,6 +146,5 @@ def _delete(victims: _Victims, faults: Faults, timeout_s: float) -> int:
     ):
         for part in pages(victims.keys):
             tier.delete(part)
-            deleted += len(part)
+            victims.deleted += len(part)
             step(len(part))
-    return deleted

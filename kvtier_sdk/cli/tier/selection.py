@@ -12,14 +12,13 @@ import typer
 from kvtier_sdk.cli.targets import Target
 from kvtier_sdk.cli.terminal import say
 from kvtier_sdk.cli.tier.maintenance import open_for_maintenance
-from kvtier_sdk.cli.tier_check import ADVICE
+from kvtier_sdk.cli.tier_check import advice_on
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import BackendError, ConfigError, TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.place import one_line
-from kvtier_sdk.runner.jobs import verdict_of
 from kvtier_sdk.types import Capability
 
 #: The number of shown digits of a fingerprint, enough to distinguish namespaces.
@@ -59,16 +58,16 @@ class Selection:
                     "name one with --namespace FACTS.json"
                 )
             return [spec.in_tier(self.given)]
-        found = [one for one in stored_namespaces(spec, timeout_s) if self._means(spec, one)]
+        given = None if self.given is None else spec.in_tier(self.given)
+        found = [
+            one
+            for one in stored_namespaces(spec, timeout_s)
+            if given in (None, one)
+            and self.model.lower() in str(one.facts.get("model", "")).lower()
+            and one.fingerprint.startswith(self.digits)
+        ]
         # Prefer the operator's facts, because a manifest hides secrets.
-        return [spec.in_tier(self.given)] if found and self.given is not None else [*found]
-
-    def _means(self, spec: TierSpec, found: StoredNamespace) -> bool:
-        if self.given is not None and spec.in_tier(self.given) != found:
-            return False
-        if self.model.lower() not in str(found.facts.get("model", "")).lower():
-            return False
-        return found.fingerprint.startswith(self.digits)
+        return [given] if found and given is not None else [*found]
 
 
 def stored_namespaces(spec: TierSpec, timeout_s: float) -> list[StoredNamespace]:
@@ -101,11 +100,11 @@ class Faults:
     """The errors of tiers and their namespaces, with secrets masked."""
 
     def __init__(self, target: Target) -> None:
-        # Each tier's errors, and the reason for skipping the tier. A single tier is never skipped.
+        # Errors by tier, and the reasons for skipping tiers. A single tier is never skipped.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1
-        self._advice: dict[str, str | None] = {}
+        self._advice: dict[str, str] = {}
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
@@ -118,8 +117,8 @@ class Faults:
                 return
             fault, known = secrets_of(spec.config).mask(str(error)), self.by_tier.get(spec.name)
             self.by_tier[spec.name] = fault if known in (None, fault) else f"{known}; {fault}"
-            if isinstance(error, TierError):
-                self._advice[spec.name] = ADVICE.get(verdict_of(error))
+            if advice := advice_on(error):
+                self._advice[spec.name] = advice
 
     def show(self, *specs: TierSpec) -> None:
         for name in (spec.name for spec in specs):

@@ -25,7 +25,6 @@ from kvtier_sdk.options.units import parse_bytes
 from kvtier_sdk.runner.jobs import Verdict
 from kvtier_sdk.types import Capability, OffloadKey
 
-#: The maximum number of damaged keys to print. The JSON lists all keys.
 _MOST_SHOWN = 10
 _AT_ONCE_BYTES = 16 * 2**20
 
@@ -73,8 +72,7 @@ def verify_command(
                 with faults.of(spec):
                     _verify(verified, pace, timeout_s, repair=repair)
                 if not as_json and verified.verdicts:
-                    for line in verified.lines():
-                        say(line)
+                    say(*verified.lines())
         if not as_json:
             faults.show(spec)
     stay = sum(len(verified.damaged) - verified.deleted for verified in found)
@@ -142,7 +140,6 @@ class _Verified:
 def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) -> None:
     namespace = verified.namespace
     with open_for_maintenance(verified.spec, namespace, timeout_s=timeout_s) as tier:
-        tier.need(Capability.SCAN, "list its chunks")
         if repair:
             tier.need(Capability.DELETE, "delete chunks")
         sizes = {entry.key: entry.object_bytes for entry in tier.entries()}
@@ -167,8 +164,6 @@ def _verify(verified: _Verified, pace: Pace, timeout_s: float, *, repair: bool) 
 
 
 class Pace:
-    """A limit on the number of bytes moved per second."""
-
     def __init__(self, rate: str | None, clock: Clock | None = None) -> None:
         self._rate_bytes = None if rate is None else read_flag("--rate", parse_bytes, rate)
         self._clock = clock or SystemClock()
@@ -188,7 +183,7 @@ class Pace:
 
 
 def check_readable(spec: TierSpec, namespace: Namespace) -> int:
-    """Return the length of a namespace's chunks; raise if a tier cannot read them."""
+    """Return a namespace's chunk length; raise :class:`ConfigError` if a tier cannot read it."""
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(
