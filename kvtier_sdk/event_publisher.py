@@ -42,10 +42,10 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The announced chunks, and the conversion of the tiers' events to router events.
+    """Converts the tiers' events to router events, and keeps the announced chunks.
 
-    A block is announced with its first copy on a medium and locality, and withdrawn with the last.
-    So the events work for routers that count copies and for routers that do not.
+    A block is announced when a medium and locality gets the first copy, and withdrawn when the last
+    copy is gone. So the events work for routers that count copies and for routers that do not.
     """
 
     def __init__(self, *, tokens: bool) -> None:
@@ -94,7 +94,7 @@ class AnnouncedChunks:
     ) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
         hashes = blocks.block_hashes
-        # Only leading blocks can be known, because a block's hash covers all blocks before it.
+        # A block's hash covers all blocks before it, so the announced blocks come first.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
         for block in hashes:
             copies[block] = copies.get(block, 0) + 1
@@ -150,18 +150,18 @@ class EventOptions(StrictModel):
 
 
 class EventPublisher:
-    """A publisher of events for request routers. It runs in a separate thread.
+    """Publishes events to request routers, in a separate thread.
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
-    ROUTER socket receives a number, and answers with all batches since then. If some of these are
-    no longer kept, it answers with a snapshot. The first number is the current time, so a router
-    that outlives an engine notices the engine's successor.
+    ROUTER socket receives a number, and answers with all batches from this number on. If some of
+    these are no longer kept, it answers with a snapshot. The first number is the current time, so a
+    router notices when a new engine replaces an old engine.
 
     Args:
         options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
         rank: the engine's data-parallel rank, which is added to both ports.
-        tokens: if true, announce tokens too, and skip chunks without a note; if false, only hashes.
+        tokens: true to announce also tokens, and only chunks with notes; false for only hashes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.

@@ -14,7 +14,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Sample
 from kvtier_sdk.processes import listener_of
 
-#: Disconnect a client after this silence, so that it does not occupy a thread.
+#: A client that sends nothing for this time is disconnected, because it occupies a thread.
 _SILENCE_S = 10.0
 
 

@@ -1,6 +1,6 @@
-"""Metrics, each declared once as the typed field that the code increments.
+"""The declarations and the values of all metrics.
 
-:data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values.
+A metric is declared as a dataclass field, and the code increments the field.
 """
 
 # ruff: noqa: RUF009 - the calls in the defaults below make dataclass fields
@@ -41,7 +41,7 @@ class Metric:
         unit: ``chunks``, ``tokens``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
         labels: the names of the labels.
-        bounds: upper bounds of a histogram's buckets, without the last bucket, which is unbounded.
+        bounds: upper bounds of a histogram's buckets, except the unbounded last bucket.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Sample(NamedTuple):
 
 
 class Histogram:
-    """Observations, counted by size. One thread adds observations; any thread may read the counts.
+    """A histogram. Only one thread may add observations; any thread may read the counts.
 
     Attributes:
-        counts: the number of observations in each bucket; the last bucket has no bound.
+        counts: the number of observations in each bucket; the last bucket is unbounded.
         total: the sum of all observations.
 
     Args:
@@ -101,8 +101,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# Every series must exist from the start, so its label values are listed here. A test compares the
-# lists with enums of higher layers, which this module must not import.
+# Every series must exist from the start, so the label values are listed here. This module must not
+# import the enums of higher layers, so a test compares the lists with the enums.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -365,7 +365,7 @@ class TierStats:
         )
 
     def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
-        """Add the gains of the backend's own ``counters``, and set its changed ``gauges``."""
+        """Add the gains of the backend's ``counters``, and set the backend's changed ``gauges``."""
         for name, gained in counters.items():
             self.backend_counters[name] = self.backend_counters.get(name, 0.0) + gained
         self.backend_gauges.update(gauges)
@@ -427,8 +427,8 @@ def metric_samples(
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
     [('kvtier_stored_chunks_total', ('disk',))]
 
-    ``usage`` is ``None`` if kvtier does not own the pool. If ``zeros`` is false, label combinations
-    that have not occurred are omitted.
+    ``usage`` is ``None`` if kvtier does not own the pool. If ``zeros`` is false, omit combinations
+    of labels that have not occurred.
     """
     for tier in stats:
         own = (tier.name,)

@@ -1,6 +1,6 @@
 """The backends, policies and codecs of installed packages, found through their entry points.
 
-Listing the names imports no package, because the packages' metadata holds the names.
+Listing the names imports no package, because the packages' metadata contains the names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _METHODS = (
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """An installed backend, as its package's metadata describes it.
+    """The metadata of an installed backend.
 
     Attributes:
         name: the backend's name in a configuration.
@@ -87,9 +87,9 @@ def available_backends() -> list[BackendInfo]:
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Return the tier class of the backend with this ``name`` or URL scheme; import no other.
+    """Return the tier class of the backend with this ``name`` or URL scheme.
 
-    ``my-tier`` also finds ``my_tier``, because a URL's scheme cannot hold ``_``.
+    ``my-tier`` also finds ``my_tier``, because a URL's scheme cannot contain ``_``.
 
     Raises:
         UnknownBackendError: no installed package offers the name; the message lists all names.
@@ -106,14 +106,14 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
 
 def check_backend(backend: object, info: BackendInfo) -> None:
-    """Raise :class:`BackendLoadError` if a class breaks the contract, without instantiating it."""
+    """Raise :class:`BackendLoadError` if the class ``backend`` breaks the contract."""
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Return an error that says which package to install."""
+    """Return an error that names the package to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -209,7 +209,7 @@ def _find_backend(name: str) -> list[_Found]:
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
         if found.info.name.replace("_", "-") == form:
-            # Keep one entry, because a package can repeat its backend's name among the URL schemes.
+            # A package can list its backend's name as a URL scheme too, so drop repetitions.
             owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 
@@ -269,7 +269,7 @@ def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
 
 
 def _check_one(found: Sequence[_Found], kind: str) -> None:
-    """Raise an error that names all packages if several offer the name."""
+    """Raise an error if several packages offer the name."""
     if len(found) > 1:
         owners = " and ".join(sorted(f"{of.distribution} {of.version}" for of, _ in found))
         raise DuplicateBackendError(

@@ -196,12 +196,12 @@ def own_directory() -> Path:
 
 
 def place_of_socket(option: str) -> Path:
-    """Return the absolute path of the option's socket, which a later ``chdir`` does not affect."""
+    """Return the option's path, made absolute because the process may change its directory."""
     return own_directory() if option == "auto" else Path(option).absolute()
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read the tiers' ``entries``, which are URLs, tables or specs, keyed by place.
+    """Read the configured tiers. Each of the ``entries`` is a URL, a table or a spec.
 
     If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores loaded
     chunks, and chunks computed from them, in the other tiers too.

@@ -328,7 +328,7 @@ class ChunkTierManager(SecondaryTierManager):
     """A tier whose methods handle one chunk each, and raise an error if the chunk fails.
 
     The SDK calls a method once for each chunk of a batch, for up to :attr:`fan_out` chunks at once.
-    All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
+    All rules of :class:`SecondaryTierManager` apply. The backend authors' guide has an example.
 
     Attributes:
         fan_out: maximum number of chunks to handle at once. Set it per class or per instance.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class TierCounter:
-    """A number that only goes up, from :meth:`TierContext.counter`. Any thread may add to it.
+    """A counter that :meth:`TierContext.counter` makes. Any thread may add to it.
 
     ::
 
@@ -36,7 +36,7 @@ class TierCounter:
 
 
 class TierGauge:
-    """A number that goes up and down, from :meth:`TierContext.gauge`. Any thread may set it.
+    """A gauge that :meth:`TierContext.gauge` makes. Any thread may set it.
 
     ::
 

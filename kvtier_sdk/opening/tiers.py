@@ -107,7 +107,7 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # If an error occurs before ``add_tier``, only this callback closes the runner.
+            # The manager closes a runner only after ``add_tier``, so close each runner here too.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
@@ -148,7 +148,7 @@ def open_tier(
         listener: the receiver of each job's outcome.
         clock: as for :func:`open_manager`, like ``events`` and ``notify``.
         announce: called in any thread when this or another process adds chunks to the tier's store
-            or removes chunks; it must not block. The first event, without keys, removes all.
+            or removes chunks; it must not block. The first event has no keys and removes all chunks.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.
@@ -213,7 +213,7 @@ class BlockingTier:
     def make(
         cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
     ) -> BlockingTier:
-        """Create a tier whose client is not open yet."""
+        """Create a tier without opening its client."""
         reported = threading.Event()
         listener = TierListener()
         client = _make_client(spec, pool, namespace, listener, clock=clock, notify=reported.set)

@@ -1,6 +1,6 @@
-"""Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
+"""Quantities with units: ``"4GiB"``, ``"250ms"``, ``"5%"``.
 
-Each parser accepts text, or a number in the unit of the result. Its errors say what to write.
+Each parser accepts text, or a number in the unit of the result.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The times of the chunks' last uses and last stores. ``_stored_s`` is in the order of time.
+        # The times of the chunks' last uses and last stores. ``_stored_s`` is ordered by time.
         self._used_s: dict[OffloadKey, float] = {}
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
@@ -100,7 +100,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, size_bytes: int) -> None:
-        """Wait until a simulated link, which moves one batch at a time, has moved this batch."""
+        """Wait for the simulated link, which transfers one batch at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             sent_s = max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
