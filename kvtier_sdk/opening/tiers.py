@@ -148,7 +148,7 @@ def open_tier(
         listener: the receiver of each job's outcome.
         clock: as for :func:`open_manager`, like ``events`` and ``notify``.
         announce: called in any thread when this or another process adds chunks to the tier's store
-            or removes chunks; it must not block. The first event has no keys and removes all chunks.
+            or removes chunks; it must not block. The first event, without keys, removes all.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
         verify: false switches digests off; for measurements and tests only.

@@ -81,6 +81,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def option_names(cls) -> Sequence[str]:
+        """Return the names of all options, in the order of declaration."""
         return list(cls.fields_by_option())
 
     @classmethod
@@ -131,7 +132,8 @@ class StrictModel(BaseModel):
     ) -> Self:
         """Return a copy with ``changes`` to live options.
 
-        Raise a :class:`ConfigError` if a value is wrong, or if a known option is not live.
+        Raise a :class:`ConfigError` at ``place`` if a value is wrong, or if an option of this model
+        or of ``also_known`` is not live.
         """
         known = {*self.option_names(), *also_known}
         if fixed := sorted(known & changes.keys() - self.live_options().keys()):

@@ -35,7 +35,7 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Return a copy of a table; raise :class:`ConfigError` for any other value."""
+        """Return a copy of the table ``value``; raise :class:`ConfigError` if it is not a table."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options")
         for name in value:
@@ -44,7 +44,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of a list by place; raise :class:`ConfigError` for any other value."""
+        """Return the entries of the list ``value``, by place; raise an error if it is not a list."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list")
         return {self.at(index): entry for index, entry in enumerate(value)}
