@@ -149,7 +149,7 @@ class TierSpec:
         return header_bytes(alignment, envelope_bytes), round_up(chunk_bytes, alignment)
 
     def changed(self, options: Mapping[str, Any], place: Place) -> Self:
-        """Return a copy with other live ``options``, or raise a :class:`ConfigError` at ``place``."""
+        """Return a copy with other live ``options``; raise a :class:`ConfigError` at ``place``."""
         own = dict(options)
         runner = self.runner.changed(RunnerOptions.take_from(own), place)
         config = self.config.changed(own, place, _COMMON)

@@ -44,7 +44,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Return the entries of the list ``value``, by place; raise an error if it is not a list."""
+        """Return the entries of the list ``value`` by place; raise an error if it is not a list."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list")
         return {self.at(index): entry for index, entry in enumerate(value)}
