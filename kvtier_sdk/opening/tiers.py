@@ -165,40 +165,18 @@ def open_tier(
             "its other tiers too; set the fact compress to 'fp8' in option 'namespace' of all of "
             "them, or choose kvtier's own manager"
         )
-    client = _make_client(
-        replace(spec, verify=verify, inventory="off" if announce is None else "hashes"),
-        pool,
-        namespace,
-        listener,
-        clock=clock or SystemClock(),
-        notify=notify,
-        events=events,
-        announce=announce,
-        engine=engine,
-    )
+    spec = replace(spec, verify=verify, inventory="off" if announce is None else "hashes")
+    clock = clock or SystemClock()
+    hears: Any = {"notify": notify, "announce": announce}
+    runner = make_runner(spec, pool, namespace=namespace, clock=clock, **hears)
+    log_start(pool, engine, [(spec, runner)], namespace)
+    size_bytes = pool.chunk_bytes
+    client = TierClient(spec, runner, listener, clock=clock, chunk_bytes=size_bytes, events=events)
     try:
         client.open()
         yield client
     finally:
         client.close(shutdown_timeout_s)
-
-
-def _make_client(
-    spec: TierSpec,
-    pool: PoolMemory,
-    namespace: Namespace,
-    listener: TierListener,
-    *,
-    clock: Clock,
-    events: bool = False,
-    engine: str | None = None,
-    **hears: Any,
-) -> TierClient:
-    runner = make_runner(spec, pool, namespace=namespace, clock=clock, **hears)
-    if engine is not None:
-        log_start(pool, engine, [(spec, runner)], namespace)
-    chunk_bytes = pool.chunk_bytes
-    return TierClient(spec, runner, listener, clock=clock, chunk_bytes=chunk_bytes, events=events)
 
 
 @dataclass(eq=False)
@@ -215,8 +193,9 @@ class BlockingTier:
     ) -> BlockingTier:
         """Create a tier without opening its client."""
         reported = threading.Event()
-        listener = TierListener()
-        client = _make_client(spec, pool, namespace, listener, clock=clock, notify=reported.set)
+        runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=reported.set)
+        size_bytes = pool.chunk_bytes
+        client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=size_bytes)
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
