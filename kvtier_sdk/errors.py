@@ -147,13 +147,10 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """
-    first: TierError | None = None
-    for outcome in outcomes:
-        if not isinstance(outcome, TierError):
-            return
-        first = first or outcome
-    if first is not None:
-        raise first
+    answers = list(outcomes)
+    faults = [answer for answer in answers if isinstance(answer, TierError)]
+    if faults and len(faults) == len(answers):
+        raise faults[0]
 
 
 def chain_of(error: BaseException) -> list[BaseException]:

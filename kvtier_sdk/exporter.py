@@ -1,7 +1,4 @@
-"""Metrics over HTTP in Prometheus's format, for engines that have no metrics endpoint.
-
-Each scrape collects the values, so gauges are current even while the engine is idle.
-"""
+"""Metrics over HTTP in Prometheus's format, for engines that have no metrics endpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ def serve_metrics(
             print(url)  # http://127.0.0.1:43211/metrics
 
     Args:
-        collect: returns the values; one of the server's threads calls it at each scrape.
+        collect: returns the current values; a thread of the server calls it at each scrape.
         port: the port to listen on; 0 selects a free port.
         host: the address to listen on. Because there is no authentication, only this machine or the
             monitoring system should be able to reach the address.

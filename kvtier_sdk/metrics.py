@@ -1,7 +1,4 @@
-"""The declarations and the values of all metrics.
-
-A metric is declared as a dataclass field, and the code increments the field.
-"""
+"""All metrics. Each is declared as a dataclass field, and the code increments the field."""
 
 # ruff: noqa: RUF009 - the calls in the defaults below make dataclass fields
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The backends, policies and codecs of installed packages, found through their entry points.
-
-Listing the names imports no package, because the packages' metadata contains the names.
-"""
+"""The backends, policies and codecs of installed packages, found through their entry points."""
 
 from __future__ import annotations
 

@@ -121,7 +121,8 @@ class TieringConfig(ServiceOptions, PoolOptions):
             config = validate_options(cls, own, place)
         with _noting(mistakes):
             specs = read_tiers(place.at(tiers).entries(entries))
-        _tell(mistakes)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
         return config.model_copy(update={"tiers": tuple(specs.values())})
 
     @classmethod
@@ -223,7 +224,8 @@ def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
                     f"name one of them, for example '{spec.name}-2'"
                 )
     mistakes += _location_conflicts(specs)
-    _tell(mistakes)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     is_rounded = any(spec.is_rounded for spec in specs.values())
     return {place: replace(spec, is_rounded=is_rounded) for place, spec in specs.items()}
 
@@ -248,11 +250,6 @@ def _noting(mistakes: list[str]) -> Iterator[None]:
         yield
     except (BackendError, ConfigError) as error:
         mistakes.append(str(error))
-
-
-def _tell(mistakes: list[str]) -> None:
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:

@@ -55,11 +55,7 @@ def brief(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape unprintable characters, so that text from a store cannot control the terminal.
-
-    >>> print(one_line("llama\\x1b[2K\\rDelete them?"))
-    llama\\x1b[2K\\rDelete them?
-    """
+    """Escape unprintable characters, so that text from a store cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

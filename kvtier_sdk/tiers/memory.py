@@ -1,7 +1,4 @@
-"""The memory tier, which keeps chunks in this process and can simulate a slower store.
-
-Tests and documentation use this tier as the reference.
-"""
+"""The memory tier, which keeps chunks in this process and can simulate a slower store."""
 
 from __future__ import annotations
 
