@@ -215,9 +215,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
 
 def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[str, Any]:
     own = dict(url.options)
-    common = RunnerOptions.take_from(own)
-    if "name" in own:
-        common["name"] = own.pop("name")
+    common = {key: own.pop(key) for key in ("name", *RunnerOptions.option_names()) if key in own}
     with _faults_of_url(place):
         own = model.options_from_url(replace(url, options=own))
     return own | common

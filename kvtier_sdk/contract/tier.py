@@ -107,11 +107,11 @@ class TierContext:
         Raises:
             TierContractError: a gauge has the name, or the name is new and the tier is open.
         """
-        return self.metrics.counter(name)
+        return self.metrics.find(self.metrics.counters, name, TierCounter)
 
     def gauge(self, name: str) -> TierGauge:
         """Make the gauge ``name``, exported as ``kvtier_backend_gauge``; see :meth:`counter`."""
-        return self.metrics.gauge(name)
+        return self.metrics.find(self.metrics.gauges, name, TierGauge)
 
 
 class SecondaryTierManager(ABC):

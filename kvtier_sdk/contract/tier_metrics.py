@@ -58,34 +58,14 @@ class TierGauge:
 
 class TierMetrics:
     def __init__(self) -> None:
-        self._counters: dict[str, TierCounter] = {}
-        self._gauges: dict[str, TierGauge] = {}
+        self.counters: dict[str, TierCounter] = {}
+        self.gauges: dict[str, TierGauge] = {}
         self._told: dict[str, float] = {}
         self._is_complete = False
 
-    def counter(self, name: str) -> TierCounter:
-        return self._found(self._counters, name, TierCounter)
-
-    def gauge(self, name: str) -> TierGauge:
-        return self._found(self._gauges, name, TierGauge)
-
-    def complete(self) -> bool:
-        """Refuse new names after this call; return true if a counter or gauge exists."""
-        self._is_complete = True
-        return bool(self._counters or self._gauges)
-
-    def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return each counter's gain and each changed gauge's value since the last call."""
-        gained = {name: counter.take() for name, counter in self._counters.items()}
-        values = {name: gauge.value for name, gauge in self._gauges.items()}
-        counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
-        gauges = {n: value for n, value in values.items() if value != self._told.get(n)}
-        self._told.update(counters | gauges)
-        return counters, gauges
-
-    def _found(self, known: dict[str, T], name: str, make: Callable[[], T]) -> T:
+    def find(self, known: dict[str, T], name: str, make: Callable[[], T]) -> T:
         if name not in known:
-            if name in self._counters or name in self._gauges:
+            if name in self.counters or name in self.gauges:
                 raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
             if self._is_complete:
                 raise TierContractError(
@@ -93,3 +73,17 @@ class TierMetrics:
                 )
             known[name] = make()
         return known[name]
+
+    def complete(self) -> bool:
+        """Refuse new names after this call; return true if a counter or gauge exists."""
+        self._is_complete = True
+        return bool(self.counters or self.gauges)
+
+    def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return each counter's gain and each changed gauge's value since the last call."""
+        gained = {name: counter.take() for name, counter in self.counters.items()}
+        values = {name: gauge.value for name, gauge in self.gauges.items()}
+        counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
+        gauges = {n: value for n, value in values.items() if value != self._told.get(n)}
+        self._told.update(counters | gauges)
+        return counters, gauges
