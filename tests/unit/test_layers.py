@@ -285,7 +285,7 @@ def test_every_package_and_module_is_seen() -> None:
         ("kvtier_sdk.worker.copier", "from vllm.config import VllmConfig", "only"),
         ("kvtier_sdk.engine.tools", "def f():\n    from rich.table import Table", "only"),
         ("kvtier_sdk.metrics", "if TYPE_CHECKING:\n    import torch", "only"),
-        ("kvtier_sdk.opening.tiers", "import kvtier_sdk.testing", "for tests"),
+        ("kvtier_sdk.opening", "import kvtier_sdk.testing", "for tests"),
         ("kvtier_sdk.tiering.x", "from kvtier_sdk.worker import x", "meet"),
         ("kvtier_sdk.worker.x", "from kvtier_sdk.tiering import x", "meet"),
     ],
