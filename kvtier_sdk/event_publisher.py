@@ -20,7 +20,7 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
 #: Interval at which the thread checks for events.
 _TURN_MS = 50
-#: A batch is sent this often even without events, so that a router notices lost batches.
+#: After this time without events, an empty batch is sent, so that routers notice lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
 #: Keep sent batches up to these limits, because routers may request lost batches.
@@ -184,6 +184,7 @@ class EventPublisher:
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._next = int(clock.wall_s() * 1e6)
+        self._beat_s = 0.0
         self._source: object = None
         self._context = zmq.Context()
         try:
@@ -246,33 +247,32 @@ class EventPublisher:
         return socket
 
     def _run(self) -> None:
-        next_beat_s = 0.0
         while not self._ending.is_set():
             try:
                 if self._router is None:
                     self._ending.wait(_TURN_MS / 1000)
                 elif self._router.poll(_TURN_MS):
                     self._answer(self._router)
-                is_due = self._clock.now_s() >= next_beat_s
-                if is_due:
-                    next_beat_s = self._clock.now_s() + _HEARTBEAT_S
-                self._publish(at_least=int(is_due))
+                self._publish()
+                if self._clock.now_s() >= self._beat_s:
+                    self._send([])
             except Exception:
                 _log.exception("routers miss some events")
         self._publish()
 
-    def _publish(self, at_least: int = 0) -> None:
+    def _publish(self) -> None:
         events: list[_Event] = []
         while self._events:
             for event in self._chunks.apply(self._events.popleft()):
                 events.append(event)
                 if len(events) == _BATCH_EVENTS:
                     self._send(events)
-                    events, at_least = [], 0
-        if events or at_least:
+                    events = []
+        if events:
             self._send(events)
 
     def _send(self, events: list[_Event]) -> None:
+        self._beat_s = self._clock.now_s() + _HEARTBEAT_S
         batch = self._batch(events)
         self._kept.append((self._next, batch))
         self._kept_bytes += len(batch)

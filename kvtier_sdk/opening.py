@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -52,10 +52,8 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
         pool = HostPool.create(PoolLayout(slots, size_bytes))
     else:
         pool = HostPool(slots, size_bytes)
-    try:
+    with closing(pool):
         yield pool
-    finally:
-        pool.close()
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:

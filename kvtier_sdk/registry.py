@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import NamedTuple, TypeVar, cast
 
 from kvtier_sdk.contract import (
@@ -124,11 +123,8 @@ def unknown_backend(name: str) -> UnknownBackendError:
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
     """Return the label values of ``kvtier_build_info`` that follow the tier's name."""
     found = _find_backend(backend)
-    sdk = ""
-    with suppress(PackageNotFoundError):
-        sdk = version("kvtier-sdk")
     backend_version = found[0].info.version if found else ""
-    return (backend, backend_version, sdk, str(contract_version), CORE)
+    return (backend, backend_version, version("kvtier-sdk"), str(contract_version), CORE)
 
 
 def backend_name(name: str) -> str:

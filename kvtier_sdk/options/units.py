@@ -1,7 +1,4 @@
-"""Quantities with units: ``"4GiB"``, ``"250ms"``, ``"5%"``.
-
-Each parser accepts text, or a number in the unit of the result.
-"""
+"""Quantities with units. Each parser accepts text, or a number in the unit of the result."""
 
 from __future__ import annotations
 
