@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import ChainMap, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TypeAlias
@@ -54,7 +54,7 @@ class AnnouncedChunks:
         self._tiers: dict[str, dict[OffloadKey, bytes]] = {}
         self._places: dict[str, tuple[Medium, Locality]] = {}
         # For each place and group, the number of copies of each announced block.
-        self._copies: dict[tuple[object, int], dict[int, int]] = {}
+        self._copies: dict[tuple[object, int], Counter[int]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._tiers.values()))
@@ -96,8 +96,7 @@ class AnnouncedChunks:
         hashes = blocks.block_hashes
         # A block's hash covers all blocks before it, so the announced blocks come first.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
-        for block in hashes:
-            copies[block] = copies.get(block, 0) + 1
+        copies.update(hashes)
         if known < len(hashes):
             optional = {"kv_cache_spec_kind": blocks.kind, "session_id": session}
             yield {
@@ -114,9 +113,8 @@ class AnnouncedChunks:
 
     def _withdraw(self, tier: str, key: OffloadKey, note: bytes) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
-        gone = [block for block in blocks.block_hashes if copies[block] == 1]
-        for block in blocks.block_hashes:
-            copies[block] -= 1
+        copies.subtract(blocks.block_hashes)
+        gone = [block for block in blocks.block_hashes if not copies[block]]
         for block in gone:
             del copies[block]
         if gone:
@@ -124,13 +122,13 @@ class AnnouncedChunks:
 
     def _blocks(
         self, tier: str, key: OffloadKey, note: bytes
-    ) -> tuple[ChunkNote, _Event, dict[int, int]]:
+    ) -> tuple[ChunkNote, _Event, Counter[int]]:
         group = split_offload_key(key)[1]
         medium, locality = place = self._places[tier]
         is_told = note or not self._tokens
         blocks = read_note(key, note) if is_told else ChunkNote([], None, [], 0)
         told = {"medium": medium.value, "group_idx": group, "locality": locality.value}
-        return blocks, told, self._copies.setdefault((place, group), {})
+        return blocks, told, self._copies.setdefault((place, group), Counter())
 
 
 class EventOptions(StrictModel):

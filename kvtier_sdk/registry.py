@@ -31,9 +31,6 @@ from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 #: Entry-point groups. ``kvtier.url_schemes`` names a backend's further URL schemes
 #: (``rediss = "kvtier_redis:RedisTier"``), so that resolving a scheme needs no import.
 BACKENDS_GROUP = "kvtier.backends"
-POLICIES_GROUP = "kvtier.policies"
-STORE_POLICIES_GROUP = "kvtier.store_policies"
-CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
 #: The group in which an engine's package registers itself with the ``kvtier`` command.
 ENGINES_GROUP = "kvtier.engines"
@@ -109,7 +106,6 @@ def check_backend(backend: object, info: BackendInfo) -> None:
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Return an error that names the package to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -147,7 +143,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 def load_policy(name: str) -> type[EvictionPolicy]:
     """Return the class of the eviction policy ``name``; raise BackendError if it is unusable."""
-    return _load_class(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
+    return _load_class("kvtier.policies", "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
 
 def load_store_policy(text: str) -> StorePolicy:
@@ -157,7 +153,7 @@ def load_store_policy(text: str) -> StorePolicy:
         ConfigError: the argument is missing or wrong.
         BackendError: the policy cannot be found or loaded, or is not a :class:`StorePolicy`.
     """
-    return _make(STORE_POLICIES_GROUP, "store policy", text, StorePolicy)  # type: ignore[type-abstract]
+    return _make("kvtier.store_policies", "store policy", text, StorePolicy)  # type: ignore[type-abstract]
 
 
 def load_codec(text: str) -> ChunkCodec:
@@ -167,7 +163,7 @@ def load_codec(text: str) -> ChunkCodec:
         ConfigError: the argument is missing or wrong, or the codec's extra is not installed.
         BackendError: the codec cannot be found or loaded, or is not a :class:`ChunkCodec`.
     """
-    return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
+    return _make("kvtier.codecs", "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
 def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:

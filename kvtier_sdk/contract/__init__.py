@@ -10,6 +10,6 @@ from kvtier_sdk.contract.tier import ChunkTierManager as ChunkTierManager
 from kvtier_sdk.contract.tier import ReportRemoved as ReportRemoved
 from kvtier_sdk.contract.tier import SecondaryTierManager as SecondaryTierManager
 from kvtier_sdk.contract.tier import TierContext as TierContext
-from kvtier_sdk.contract.tier_metrics import TierCounter as TierCounter
-from kvtier_sdk.contract.tier_metrics import TierGauge as TierGauge
-from kvtier_sdk.contract.tier_metrics import TierMetrics as TierMetrics
+from kvtier_sdk.contract.tier import TierCounter as TierCounter
+from kvtier_sdk.contract.tier import TierGauge as TierGauge
+from kvtier_sdk.contract.tier import TierMetrics as TierMetrics

@@ -129,7 +129,6 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Yield the secrets in the ``value`` of option ``name``."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
