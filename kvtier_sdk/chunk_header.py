@@ -128,9 +128,7 @@ class ChunkHeader:
             raise CorruptChunkError(f"compressed payload of {stored_bytes} bytes; expected fewer")
         if binding != self._binding(key):
             raise CorruptChunkError("the chunk belongs to another key or namespace")
-        if self._sealed:
-            return
-        if (digest or xxh3_128_digest(payload[:stored_bytes])) != expected:
+        if not self._sealed and (digest or xxh3_128_digest(payload[:stored_bytes])) != expected:
             raise CorruptChunkError("the payload does not match its digest")
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:

@@ -54,7 +54,7 @@ _METHODS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, order=True, slots=True)
 class BackendInfo:
     """The metadata of an installed backend.
 
@@ -73,10 +73,7 @@ class BackendInfo:
 
 def available_backends() -> list[BackendInfo]:
     """List the installed backends by name, without importing any; duplicates are listed too."""
-    return sorted(
-        (found.info for found in _entry_points(BACKENDS_GROUP)),
-        key=lambda info: (info.name, info.distribution),
-    )
+    return sorted(found.info for found in _entry_points(BACKENDS_GROUP))
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:

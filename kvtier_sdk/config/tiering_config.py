@@ -114,13 +114,12 @@ class TieringConfig(ServiceOptions, PoolOptions):
         """
         place = Place(where)
         own = place.table(options)
-        tiers = cls._option("tiers")
-        entries = own.pop(tiers, [])
+        entries = own.pop("tiers", [])
         mistakes: list[str] = []
         with _noting(mistakes):
             config = validate_options(cls, own, place)
         with _noting(mistakes):
-            specs = read_tiers(place.at(tiers).entries(entries))
+            specs = read_tiers(place.at("tiers").entries(entries))
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         return config.model_copy(update={"tiers": tuple(specs.values())})

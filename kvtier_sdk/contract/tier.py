@@ -26,8 +26,6 @@ from kvtier_sdk.types import (
     Usage,
 )
 
-T = TypeVar("T")
-
 #: The version of :class:`SecondaryTierManager` that this release supports.
 CONTRACT_VERSION = 1
 
@@ -88,33 +86,35 @@ class TierGauge:
         self._value = float(value)
 
 
+T = TypeVar("T", TierCounter, TierGauge)
+
+
 class TierMetrics:
     def __init__(self) -> None:
-        self.counters: dict[str, TierCounter] = {}
-        self.gauges: dict[str, TierGauge] = {}
+        self._made: dict[str, TierCounter | TierGauge] = {}
         self._told: dict[str, float] = {}
         self._is_complete = False
 
-    def find(self, known: dict[str, T], name: str, make: Callable[[], T]) -> T:
-        if name not in known:
-            if name in self.counters or name in self.gauges:
-                raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
-            if self._is_complete:
-                raise TierContractError(
-                    f"counter or gauge {name!r} comes too late: make it in __init__ or open"
-                )
-            known[name] = make()
-        return known[name]
+    def find(self, name: str, kind: type[T]) -> T:
+        if self._is_complete and name not in self._made:
+            raise TierContractError(
+                f"counter or gauge {name!r} comes too late: make it in __init__ or open"
+            )
+        found = self._made.setdefault(name, kind())
+        if not isinstance(found, kind):
+            raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
+        return found
 
     def complete(self) -> bool:
         """Refuse new names after this call; return true if a counter or gauge exists."""
         self._is_complete = True
-        return bool(self.counters or self.gauges)
+        return bool(self._made)
 
     def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return each counter's gain and each changed gauge's value since the last call."""
-        gained = {name: counter.take() for name, counter in self.counters.items()}
-        values = {name: gauge.value for name, gauge in self.gauges.items()}
+        made = self._made.items()
+        gained = {name: one.take() for name, one in made if isinstance(one, TierCounter)}
+        values = {name: one.value for name, one in made if isinstance(one, TierGauge)}
         counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
         gauges = {n: value for n, value in values.items() if value != self._told.get(n)}
         self._told.update(counters | gauges)
@@ -187,11 +187,11 @@ class TierContext:
         Raises:
             TierContractError: a gauge has the name, or the name is new and the tier is open.
         """
-        return self.metrics.find(self.metrics.counters, name, TierCounter)
+        return self.metrics.find(name, TierCounter)
 
     def gauge(self, name: str) -> TierGauge:
         """Make the gauge ``name``, exported as ``kvtier_backend_gauge``; see :meth:`counter`."""
-        return self.metrics.find(self.metrics.gauges, name, TierGauge)
+        return self.metrics.find(name, TierGauge)
 
 
 class SecondaryTierManager(ABC):

@@ -38,10 +38,9 @@ class StrictModel(BaseModel):
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
     ``SecretStr`` or its name contains a word such as ``password``, ``secret`` or ``token``.
-    An operator writes a secret in the clear, as an environment variable ``${NAME}``, or in a file.
-    An option such as ``password_file`` contains the file's path. The SDK reads the file of a
-    ``SecretStr`` again after a store refuses the secret, so call ``get_secret_value()`` for each
-    connection.
+    An operator writes a secret in the clear, as an environment variable ``${NAME}``, or in a file
+    (option ``password_file``). The SDK reads the file of a ``SecretStr`` again after a store
+    refuses the secret, so call ``get_secret_value()`` for each connection.
 
     Attributes:
         needs: pairs of attributes; the first attribute of a pair requires the second.
