@@ -32,8 +32,6 @@ from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 #: (``rediss = "kvtier_redis:RedisTier"``), so that resolving a scheme needs no import.
 BACKENDS_GROUP = "kvtier.backends"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: The group in which an engine's package registers itself with the ``kvtier`` command.
-ENGINES_GROUP = "kvtier.engines"
 
 #: Maps a backend's name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {

@@ -153,13 +153,11 @@ class StrictModel(BaseModel):
 
     def live_values(self) -> dict[str, tuple[Any, Any]]:
         """Return the configured and the current value of each live option, as plain data."""
-        names = self.live_options()
-        both = self.model_copy(update=self._configured), self
-        configured, now = (
-            {option: to_jsonable_python(getattr(model, name)) for option, name in names.items()}
-            for model in both
-        )
-        return {option: (configured[option], now[option]) for option in names}
+        old, plain = self.model_copy(update=self._configured), to_jsonable_python
+        return {
+            option: (plain(getattr(old, name)), plain(getattr(self, name)))
+            for option, name in self.live_options().items()
+        }
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:

@@ -41,9 +41,7 @@ class MemoryTier(SecondaryTierManager):
 
     config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
     medium = Medium.CPU
-    capabilities: ClassVar[Capability] = (
-        Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
-    )
+    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
     contract_version: ClassVar[int] = 1
     config: MemoryTierConfig
 
