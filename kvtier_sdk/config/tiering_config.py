@@ -114,12 +114,13 @@ class TieringConfig(ServiceOptions, PoolOptions):
         """
         place = Place(where)
         own = place.table(options)
-        entries = own.pop("tiers", [])
+        tiers = cls._option("tiers")  # adapters give this option another name
+        entries = own.pop(tiers, [])
         mistakes: list[str] = []
         with _noting(mistakes):
             config = validate_options(cls, own, place)
         with _noting(mistakes):
-            specs = read_tiers(place.at("tiers").entries(entries))
+            specs = read_tiers(place.at(tiers).entries(entries))
         if mistakes:
             raise ConfigError("\n".join(mistakes))
         return config.model_copy(update={"tiers": tuple(specs.values())})
