@@ -253,7 +253,6 @@ def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
 
 
 def _check_one(found: Sequence[_Found], kind: str) -> None:
-    """Raise an error if several packages offer the name."""
     if len(found) > 1:
         owners = " and ".join(sorted(f"{of.distribution} {of.version}" for of, _ in found))
         raise DuplicateBackendError(

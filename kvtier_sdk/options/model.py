@@ -119,7 +119,6 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def live_options(cls) -> Mapping[str, str]:
-        """Map each live option to its attribute."""
         return {
             field.alias or name: name
             for name, field in cls.model_fields.items()

@@ -41,7 +41,9 @@ class MemoryTier(SecondaryTierManager):
 
     config_model: ClassVar[type[TierConfig]] = MemoryTierConfig
     medium = Medium.CPU
-    capabilities = Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    capabilities: ClassVar[Capability] = (
+        Capability.DELETE | Capability.TOUCH | Capability.SCAN | Capability.USAGE
+    )
     contract_version: ClassVar[int] = 1
     config: MemoryTierConfig
 
