@@ -1,4 +1,8 @@
-"""A build hook that compiles the core if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""A build hook that compiles the core if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set.
+
+It compiles the C code, and the modules named in pyproject.toml with mypyc. It writes nothing into
+the checkout, so code run from a checkout stays uncompiled.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledCore(BuildHookInterface[Any]):
-    """A build hook that compiles the C code, and the modules named in pyproject.toml with mypyc.
-
-    The hook writes nothing into the checkout, so code run from a checkout stays uncompiled.
-    """
-
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the sources, unless the install is editable."""
         if version == "editable":
             return
         from mypyc.build import mypycify

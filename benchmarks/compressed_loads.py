@@ -3,9 +3,9 @@
 Usage: python benchmarks/compressed_loads.py [--link 8gbit] [--backend NAME ...] [--rounds N]
 
 Chunks are normally distributed random numbers in bfloat16, which compress as well as a model's KV.
---link sets the rate of the loopback in a separate network namespace, and needs root and ``tc``. In
-each round, a tier for each value stores, loads, compares and deletes all chunks. The tiers stay
-open between rounds. CPU is the client's processor time per chunk.
+--link sets the rate of the loopback in a separate network namespace, and needs root and ``tc``.
+Each value has a tier, which stays open between rounds. In each round, every tier stores, loads and
+deletes all chunks, and the loaded bytes are compared. CPU is the client's processor time per chunk.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _run_behind_link(rate: str) -> None:
-    """Run this program again in a network whose loopback has this rate."""
+    """Run this program again in a network namespace whose loopback has this rate."""
     shape = f"tc qdisc add dev lo root tbf rate {shlex.quote(rate)} burst 2mb latency 100ms"
     again = shlex.join([sys.executable, *sys.argv])
     os.environ[_LINKED] = rate

@@ -1,4 +1,4 @@
-"""Drives a manager as the scheduler's part of vLLM's OffloadingConnector does, without an engine.
+"""Drives a manager like the scheduler's side of vLLM's OffloadingConnector, without an engine.
 
 Each step makes the connector's calls in the connector's order:
 
@@ -8,8 +8,8 @@ Each step makes the connector's calls in the connector's order:
     3. ``prepare_store`` of the chunks that a request has computed; ``on_request_finished``
     4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
 
-The manager's calls are measured. The model's run is not measured: it writes and compares the bytes
-in the slots. Each ``Side`` decides whether the model also waits for the tiers.
+Only the manager's calls are measured. The model's run writes and compares the bytes in the slots.
+Each ``Side`` decides whether the model also waits for the tiers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _FINISHED = object()
 
 
 class Side(Protocol):
-    """The common interface of the measured managers."""
-
     hit: Any
     miss: Any
     manager: Any
@@ -63,7 +61,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples of each kind, and all samples as ``all``, less the clock's cost."""
+        """Return the samples of each kind and of all calls, less the clock's own cost."""
         samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()

@@ -2,11 +2,11 @@
 
 Usage, in the engine's environment: python benchmarks/engine_storage.py lmcache|sglang [--mib N] ...
 
-Each storage stores and loads one batch, with the calls that the engine's own threads make. A batch
-has new random bytes, which are all compared after the load. After each load, the storage's files
-are unlinked and dirty pages are written back, so every store begins with an idle disk. A load reads
-the bytes from the page cache or, in the group "disk", from the disk. CPU is the time of this
-process and of the tiers' processes, without servers. Only kvtier's storages check digests.
+Each storage stores and loads one batch, with the calls that the engine's own threads make. Each
+batch contains new random bytes, which are all compared after the load. After each load, the
+storage's files are unlinked and dirty pages are written back, so every store begins with an idle
+disk. A load reads the bytes from the page cache or, in the group "disk", from the disk. CPU time
+covers this process and the tiers' processes, but not servers. Only kvtier's storages check digests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import torch
 from runner import Benchmark, Sample, must_be_equal, positive
 from ways.storage import Storage
-from ways.way import cpu_s
+from ways.way import cpu_clock
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
     bench.option("engine", choices=("lmcache", "sglang"))
     bench.option("--mib", type=positive, default=128, help="of a batch (%(default)s)")
     options = bench.parse()
+    # torch's second thread spins for milliseconds after each fill and comparison.
+    torch.set_num_threads(1)
     with bench.folder() as folder, ExitStack() as stack:
         engine = import_module(f"ways.{options.engine}_storages")
         for group, storages in engine.storages(folder, options.mib << 20, stack).items():
@@ -55,6 +58,7 @@ def _turn(storage: Storage, folder: Path, mib: int, number: int) -> Iterator[Sam
 
 
 def _cost(operation: str, mib: int, move: Callable[[], None]) -> Iterator[Sample]:
+    cpu_s = cpu_clock()
     start_cpu_s, start_s = cpu_s(), time.perf_counter()
     move()
     wall_s, spent_cpu_s = time.perf_counter() - start_s, cpu_s() - start_cpu_s

@@ -101,7 +101,7 @@ def _work(
 
 
 async def _spans(way: Way, *, is_loaded: bool) -> list[tuple[float, float]]:
-    """Return the start and end of the stores and of the loads, on a clock that workers share."""
+    """Return the start and end times of the stores and loads, on a clock shared by all workers."""
     spans = []
     await way.open()
     # A garbage collection in the worker that holds the root's lock would stop all workers.

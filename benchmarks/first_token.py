@@ -35,7 +35,7 @@ from support.vllm_engine import (
     same,
 )
 
-from kvtier_file.file_io import open_direct
+from kvtier_file.directories import open_file
 
 #: A model whose keys and values take 4 KiB per layer and token, in float32.
 SHAPE = {
@@ -105,12 +105,12 @@ def flip_byte(path: Path) -> None:
 
 
 def read_s(paths: Iterable[Path]) -> float:
-    """Return how many seconds four threads take to read the files, bypassing the page cache."""
+    """Read the files in four threads, bypassing the page cache; return the seconds spent."""
     rest = iter(paths)
 
     def read(buffer: mmap.mmap) -> None:
         for path in rest:
-            fd = open_direct(str(path), os.O_RDONLY, 0)  # an absolute path
+            fd = open_file(str(path), os.O_RDONLY, 0, direct=True)  # an absolute path
             os.preadv(fd, [buffer], 0)
             os.close(fd)
 

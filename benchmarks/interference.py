@@ -11,8 +11,8 @@ these ways:
 
 The tier rests and works alternately, for a quarter of a second each. p50 and p99 are the ratios of
 the steps' times during work to the times during rest. "longer" is the growth of the mean step.
-"running" is the part of this growth in which the step's thread ran. During the rest of the growth,
-the thread waited for a processor or for the interpreter lock.
+"running" is the part of this growth in which the step's thread ran. In the other part, the thread
+waited for a processor or for the interpreter lock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def main() -> None:
 def _turn(
     engine: BusyEngine, url: str, mbps: float, seconds: float, way: str, number: int
 ) -> Iterator[Sample]:
-    """Alternately measure steps while the tier rests and while it works; yield the samples."""
     idle, busy, moved = [], [], []
     turns = max(1, round(seconds / _TURN_S))
     opening = offered_apart(url, mbps) if way == "apart" else offered_here(url, mbps, way)

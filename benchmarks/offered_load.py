@@ -33,9 +33,9 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A load generator for a tier. At each engine step, it submits the chunks that are due.
+    """A load generator for a tier, which submits the chunks due at each engine step.
 
-    Stores and loads alternate. A chunk is skipped if no slot is free, as happens with a slow tier.
+    Stores and loads alternate. A slow tier may leave no slot free; then chunks are skipped.
     """
 
     def __init__(self, url: str, runner: str, pool: HostPool, mb_per_s: float) -> None:
@@ -63,7 +63,6 @@ class OfferedLoad(TierListener):
         self._begun_s = self._due_since_s = time.perf_counter()
 
     def turn(self) -> None:
-        """Submit the chunks that are due at this step of the engine, without waiting."""
         self._tier.poll()
         now_s = time.perf_counter()
         due = int((now_s - self._due_since_s) * self._bytes_per_s / CHUNK_BYTES)

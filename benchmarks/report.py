@@ -39,7 +39,6 @@ class CannotRunError(Exception):
 
 
 def main() -> int:
-    """Run the chosen benchmarks and write the page; return 1 if a benchmark could not run."""
     arguments = _arguments()
     chosen = [SECTIONS[name] for name in arguments.only or SECTIONS] if not arguments.write else []
     failed = [reason for section in chosen for reason in _measure(section, arguments)]
@@ -139,7 +138,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return an interpreter, and the reason for each way that it cannot measure."""
+    """Return the interpreter for a run, and a reason for each way that it cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

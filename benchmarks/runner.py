@@ -1,4 +1,4 @@
-"""The parts that benchmarks share: options, rounds and a table."""
+"""The options, the rounds and the table that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class Benchmark:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Make and yield a directory in ``--root``; remove it at the end of the block."""
         with tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=self.options.root) as folder:
             yield Path(folder)
 
@@ -61,7 +60,7 @@ class Benchmark:
             group: subject of the measurement.
             sides: the measured programs by name, kvtier's first. Each function gets the number of
                 the round, and ends all its work before it returns.
-            warm_up: true to measure a round numbered -1 first, whose figures are dropped.
+            warm_up: true to run a round numbered -1 first and drop its figures.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
         for number in range(-int(warm_up), self.options.rounds):

@@ -259,7 +259,7 @@ def _measure_start(root: Path, files: int) -> Row:
 
 
 async def _start(root: Path, files: int) -> Row:
-    # Set the capacity to just fit all chunks, because the tier refuses one above the disk's size.
+    # Make room for these chunks only, because the tier refuses a capacity above the disk's size.
     capacity = (files + _REQUEST_CHUNKS) * _WORKBENCH.object_bytes
     tier = _WORKBENCH.make(f"file://{root}", capacity=capacity, min_free=0)
     request, transfer = _WORKBENCH.request, _WORKBENCH.empty(b"a new chunk")
@@ -291,7 +291,7 @@ async def _start(root: Path, files: int) -> Row:
 
 
 class _Keys(Iterator[list[bytes]]):
-    """An endless iterator over the keys of each request, which are as long as an engine's keys."""
+    """An endless iterator over requests' keys, each key as long as an engine's."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -308,7 +308,7 @@ class _Keys(Iterator[list[bytes]]):
 
 
 class _Meter:
-    """Samples of the CPU time of calls in the calling thread, by name."""
+    """CPU times of calls in the calling thread, by name."""
 
     def __init__(self) -> None:
         self.samples: dict[str, list[float]] = defaultdict(list)

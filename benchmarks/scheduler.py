@@ -10,8 +10,8 @@ objects do. "at once" answers without delay, as no real store can. Between two s
 finish all their jobs, so that all sides do the same work. All loaded bytes are compared.
 
 The interference is the wall time of a call, in microseconds, while the file tier writes as fast as
-possible. It is compared with the same loop without tiers. Here the steps have a fixed length and do
-not wait for the tier, so the tier's queue is full.
+possible. It is compared with the same loop without tiers. For this comparison, the steps have a
+fixed length and do not wait for the tier, so the tier's queue is full.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a benchmark with two versions of kvtier alternately, to compare the versions.
+"""Compares two versions of kvtier by running a benchmark with each in turn.
 
 Usage: python benchmarks/versions.py [--rounds N] OLD NEW BENCHMARK.py [OPTION ...]
 

@@ -1,4 +1,4 @@
-"""vLLM's tiering manager, as one of the managers that ``scheduler.py`` measures."""
+"""vLLM's tiering manager, measured by ``scheduler.py``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class VLLMSide:
     def run_model(self) -> None:
         while not self._tier.is_settled():
             time.sleep(_POLL_S)
-        # Ask for statistics after each step, as an engine does.
+        # Read the statistics after each step, as an engine does.
         self.manager.get_stats()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A tier with a dictionary. It answers lookups at once, and copies chunks between steps."""
+    """A tier over a dictionary that answers lookups at once and copies chunks between steps."""
 
     medium = Medium.CPU
 

@@ -5,10 +5,10 @@ Usage: python benchmarks/worker.py [--layers 1,32] [--pages 16,256,4096] [--kib 
 A page is one block of one tensor, and a slot holds one block of every tensor. So a job of 256 pages
 in 32 layers copies 8,192 runs of bytes. "scattered" uses random blocks and slots, so that hardly
 any runs can be merged. "contiguous" uses adjacent blocks and adjacent slots. On a GPU, "run by run"
-is the scattered job without the kernel that gathers short runs. There, each kind of copy has its
-own stream. The bytes are random, and are compared once per kind of copy, before the rounds.
+is the scattered job without the kernel that gathers short runs, and each kind of copy has its own
+stream. The bytes are random, and are compared once per kind of copy, before the rounds.
 
-The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker's time is
+The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker is timed
 from submit to the end of wait. "unmoved", on a CPU, is a worker that does everything except the
 copying: the upper limit for a worker. Its GB/s count the bytes that a worker would have copied.
 """
@@ -63,7 +63,6 @@ class Setting:
         self.unmoved = None if idle is None else OffloadWorker([group], host, device=idle)
 
     def copies(self, operation: str) -> dict[str, Callable[[], None]]:
-        """Return the functions to measure, by name."""
         device_end, host_end = self.peer
         into, out_of = (host_end, device_end) if operation == "store" else (device_end, host_end)
         blocks, slots = self.ids["scattered"]

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-#: A chunk holds 16 tokens of a model with 32 KiB of keys and values per token, such as Llama 3.2 1B
-#: in bfloat16. The pool is too small for all chunks, so that both processes load chunks from files.
+#: A chunk is 16 tokens of a model with 32 KiB of keys and values per token, such as Llama 3.2 1B in
+#: bfloat16. The pool is too small for all chunks, so that both processes load chunks from files.
 CHATS = ["--requests", "200", "--slots", "256", "--chunk-bytes", "512KiB"]
 CHAT_TOKENS = 16
 

@@ -191,7 +191,6 @@ def open_tier(
     announce: Announce | None = None,
     shutdown_timeout_s: float = 10.0,
     engine: str = "the engine",
-    verify: bool = True,
 ) -> Iterator[TierClient]:
     """Open one tier for an engine that keeps its own manager, and close it at the end.
 
@@ -207,7 +206,6 @@ def open_tier(
             or removes chunks; it must not block. The first event, without keys, removes all.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
-        verify: false switches digests off; for measurements and tests only.
 
     Raises:
         ConfigError: an option is wrong, or unsuitable for the tier.
@@ -221,7 +219,7 @@ def open_tier(
             "its other tiers too; set the fact compress to 'fp8' in option 'namespace' of all of "
             "them, or choose kvtier's own manager"
         )
-    spec = replace(spec, verify=verify, inventory="off" if announce is None else "hashes")
+    spec = replace(spec, inventory="off" if announce is None else "hashes")
     clock = clock or SystemClock()
     hears: Any = {"notify": notify, "announce": announce}
     runner = make_runner(spec, pool, namespace=namespace, clock=clock, **hears)

@@ -1,7 +1,7 @@
 """Code shared by the scripts that create an engine's virtual environment for a CPU.
 
-An environment's stamp files hold hashes of the files that define it. An up-to-date environment is
-left unchanged.
+An environment's stamp files contain hashes of the files that define it. An up-to-date environment
+is left unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield the normalized name and the text of each requirement that is not for an extra."""
+    """Yield the normalized name and the text of each requirement, except those of extras."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()

@@ -1,11 +1,10 @@
-"""Make one folder that checks kvtier_sdk.worker on a machine with a GPU but without a network.
+"""Make a folder for checking kvtier_sdk.worker on a machine with a GPU but no network.
 
     python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
 
-The machine must have Python 3.12, torch and numpy. The folder holds everything else: this project's
-packages as their wheels install them, the requirements of packages and tests from the package
-index, the tests in tests/gpu, the worker's benchmark, and run.py. Start run.py on that machine
-(python3 run.py --help).
+The machine must have Python 3.12, torch and numpy. The folder contains this project's packages as
+their wheels install them, the requirements of packages and tests from the package index, the tests
+in tests/gpu, the worker's benchmark, and run.py, which starts the checks on that machine.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def make(folder: Path, *, wheels: bool) -> None:
 
 
 def requirements() -> list[str]:
-    """Return the requirements of the packages and the tests, without ``LEFT_OUT``."""
     declared = (ROOT / "requirements-dev.txt").read_text().splitlines()
     found = [line for line in declared if re.match(r"pytest(-asyncio)?\b(?!-)", line)]
     for package in PACKAGES:

@@ -46,7 +46,7 @@ LIMITS_S = {
 
 
 def environment() -> dict[str, str]:
-    """Return variables that make a check import these packages, and pytest load no plugins."""
+    """Return an environment in which checks import these packages and pytest loads no plugins."""
     paths = [str(HERE / "kvtier"), str(HERE / "tests")]
     if sys.version_info[:2] == (3, 12):
         paths.append(str(HERE / "python3.12"))

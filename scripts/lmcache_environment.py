@@ -44,7 +44,6 @@ NEEDED = frozenset(
 
 
 def install_lmcache(pip: Pip) -> None:
-    """Install LMCache without the requirements that only a GPU needs."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, LMCACHE)
         (wheel,) = Path(folder).glob("*.whl")

@@ -55,7 +55,6 @@ WITHOUT_DEPENDENCIES = ("torchvision==0.28.0",)
 
 
 def install_sglang(pip: Pip) -> None:
-    """Install SGLang without the requirements that only a GPU needs."""
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, SGLANG)
         (wheel,) = Path(folder).glob("*.whl")

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/third-party.md"
@@ -25,7 +25,6 @@ _HEAD = "| backend | package | result | date | kvtier | Python |\n" + "| --- " *
 
 
 def page() -> str:
-    """Return the page with one row for each record."""
     before, head, after = PAGE.read_text().partition(_HEAD)
     _, _, rest = after.partition("\n\n")
     return before + head + "\n".join(map(_row, sorted(RECORDS.glob("*.json")))) + "\n\n" + rest
@@ -40,8 +39,8 @@ def _row(file: Path) -> str:
 
 
 @contextmanager
-def _urls() -> Iterator[dict[str, str]]:
-    """Start a server for each backend that needs one; yield the URLs of all backends."""
+def _stores() -> Iterator[dict[str, tuple[str, str]]]:
+    """Start the servers; yield each backend's URL and its server's address, if one can be cut."""
     sys.path.append(str(ROOT / "tests"))
     from support.azurite import ACCOUNT, CONTAINER, KEY, Azurite
     from support.mooncake_store import MooncakeStore
@@ -61,12 +60,15 @@ def _urls() -> Iterator[dict[str, str]]:
         azurite = stack.enter_context(Azurite(place / "azurite"))
         account = {"endpoint": azurite.endpoint, "account_name": ACCOUNT, "account_key": KEY}
         yield {
-            "file": f"file://{place / 'kv'}?min_free=0",
-            "memory": "memory:",
-            "mooncake": mooncake.url,
-            "obstore": f"az://{CONTAINER}/chunks?{urlencode(account)}",
-            "redis": redis.url,
-            "s3": s3.tier_url(endpoint=front.endpoint),
+            "file": (f"file://{place / 'kv'}?min_free=0", ""),
+            "memory": ("memory:", ""),
+            "mooncake": (mooncake.url, ""),
+            "obstore": (
+                f"az://{CONTAINER}/chunks?{urlencode(account)}",
+                urlsplit(azurite.endpoint).netloc,
+            ),
+            "redis": (redis.url, urlsplit(redis.url).netloc),
+            "s3": (s3.tier_url(endpoint=front.endpoint), urlsplit(front.endpoint).netloc),
         }
 
 
@@ -75,10 +77,13 @@ def main() -> None:
     parser.add_argument("--run", action="store_true")
     if parser.parse_args().run:
         kvtier = Path(sys.executable).with_name("kvtier")
-        with _urls() as urls:
-            for name, url in urls.items():
+        with _stores() as stores:
+            for name, (url, address) in stores.items():
                 record = RECORDS / f"kvtier-{name}.json"
-                subprocess.run([kvtier, "conformance", url, "--json", record], check=False)
+                outages = ["--outages", address] if address else []
+                subprocess.run(
+                    [kvtier, "conformance", url, *outages, "--json", record], check=False
+                )
     PAGE.write_text(page())
 
 

@@ -30,12 +30,11 @@ LEFT_OUT = frozenset(
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
 #: LMCache, and the packages that LMCache needs but vLLM does not require.
 UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
-#: The router that listens to the events of an engine's tiers, and its indexer; 217 MB installed.
+#: Dynamo's router, which receives an engine's events, and its indexer: 217 MB installed.
 ROUTER = ("ai-dynamo-runtime", "ai-dynamo")
 
 
 def install_vllm(pip: Pip) -> None:
-    """Install vLLM, and the requirements that a text model needs on a CPU."""
     pip("install", TORCH)
     with tempfile.TemporaryDirectory() as folder:
         pip("download", "--no-deps", "--dest", folder, VLLM)

@@ -1,11 +1,12 @@
-"""Install the wheels of dist/ in a root that holds only Python, and test them there.
+"""Install the wheels of dist/ in a root that contains only Python, and test them there.
 
 Usage: python tests/install.py PYTHON...
 
-For each PYTHON, pip first downloads the wheels' requirements. The new root then holds this Python
-and the system's libraries, but no shell, compiler, network or home. In the root, a new environment
-gets the wheels, runs the demo, and tests the tiers "memory" and "file" with the conformance kit.
-"make dist" builds the wheels. Without root, the kernel must allow user namespaces.
+For each PYTHON, pip downloads the wheels' requirements, and the script makes a root with this
+Python and the system's libraries, but without a shell, compiler, network or home directory. There
+the script installs the wheels into a new environment, runs the demo, and tests the tiers "memory"
+and "file" with the conformance kit. "make dist" builds the wheels. Without root's rights, the
+kernel must allow user namespaces.
 """
 
 from __future__ import annotations
@@ -76,7 +77,6 @@ def main() -> int:
 
 
 def check_release() -> None:
-    """Fail unless each file has a checksum and the SBOM names each package."""
     checks = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
     subprocess.run(checks, cwd=DIST, check=True)
     sums = (DIST / "SHA256SUMS").read_text()
@@ -92,7 +92,6 @@ def check_release() -> None:
 
 
 def tried(python: str) -> bool:
-    """Return true if all steps succeed in a new root with this Python."""
     asked = [python, "-c", "import sys; print(sys.base_prefix, sys.version.split()[0])"]
     prefix, version = subprocess.check_output(asked, text=True).split()
     print(f"--- Python {version}", flush=True)
@@ -109,7 +108,6 @@ def tried(python: str) -> bool:
 
 
 def fill(work: Path, python: str) -> None:
-    """Copy the wheels, their requirements, the demo and the kit's tests to the work directory."""
     for name in _COPIED:
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, work / name)

@@ -114,7 +114,7 @@ def _module_of(package: Path) -> Path:
 
 
 def faults_of(wheel: Path, module: Path) -> list[str]:
-    """Return a wheel's faults: missing files of ``module``, and files that it must not hold."""
+    """Return the wheel's missing files, and files that do not belong there."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     files = {str(path.relative_to(module.parent)) for path in module.rglob("*") if path.is_file()}
@@ -220,7 +220,6 @@ def settings() -> str:
 
 
 def _run(command: Sequence[str], *, quiet: bool = False, **options: Any) -> None:
-    """Exit if the command fails. If ``quiet``, print the output only after a failure."""
     done = subprocess.run(command, capture_output=quiet, text=True, check=False, **options)
     if done.returncode:
         if quiet:

@@ -1,4 +1,4 @@
-"""A build hook that compiles the C extension if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""Compiles the C extension for all Python versions if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledPart(BuildHookInterface[Any]):
-    """A build hook that compiles a module for Python 3.11 and all later versions."""
-
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the extension, unless the install is editable."""
         if version == "editable":
             return
         from packaging.tags import platform_tags

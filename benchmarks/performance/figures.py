@@ -38,7 +38,7 @@ def median(series: Series | None) -> str | None:
 
 
 def read(file: Path) -> Figures:
-    """Read the figures; return figures without runs if the file is missing."""
+    """Read the figures, or return empty figures if the file is missing."""
     return msgspec.json.decode(file.read_bytes(), type=Figures) if file.exists() else Figures({})
 
 

@@ -49,7 +49,7 @@ def readme(text: str, figures: Mapping[str, Figures]) -> str:
 
 
 def _glance(figures: Mapping[str, Figures], page: str) -> Iterator[list[str]]:
-    """Yield rows: a subject, a peer's figure, kvtier's figure and the ratio of the figures."""
+    """Yield a row for each subject: a peer's figure, kvtier's figure and their ratio."""
 
     def link(section: str, subject: str) -> str:
         return f"[{subject}]({page}#{_anchor(SECTIONS[section].title)})"
@@ -115,7 +115,7 @@ def _section(section: Section, figures: Figures) -> str:
 
 
 def _tables(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a table for each sequence of successive panels with the same columns."""
+    """Yield one table for each group of adjacent panels with the same columns."""
     for (axis, ways, better), panels in itertools.groupby(
         section.panels,
         lambda panel: (panel.axis, tuple(panel.ways), panel.better),
@@ -145,13 +145,13 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the limits and kvtier's peers: vLLM's ways if there are any, else the clients'."""
+    """Return the limits and kvtier's peers. The clients are peers only if vLLM is not measured."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a sentence for each run or way that has no figures, giving the reason."""
+    """Yield a sentence with the reason for each run or way without figures."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

@@ -14,8 +14,6 @@ from performance.figures import Figures, median
 
 @dataclass(frozen=True)
 class Run:
-    """A benchmark to run: its command, its options and the environment that it needs."""
-
     name: str
     command: str  # the benchmark's file and options; the trace's path replaces ``{trace}``
     quick: str  # the command of a short run
@@ -26,18 +24,11 @@ class Run:
 
 
 class Way(NamedTuple):
-    """A measured program, with its colour and its names in plots and tables.
+    """A measured program, with its colour and its names in plots and tables."""
 
-    Attributes:
-        role: ``kvtier``, ``variant`` (kvtier with other options), ``vllm``, ``client`` or
-            ``limit``.
-        name: name of the program in the figures.
-        label: name of the program on the page, if the name differs.
-    """
-
-    role: str
-    name: str
-    label: str = ""
+    role: str  # kvtier, variant (kvtier with other options), vllm, client or limit
+    name: str  # in the figures
+    label: str = ""  # on the page, if it differs from the name
 
     @property
     def shown(self) -> str:
@@ -46,27 +37,17 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of a section's plot, and its rows in the table.
-
-    Attributes:
-        title: the text above the part.
-        run, group, quantity: identify the series to show.
-        axis: label of the axis, with the unit.
-        ways: the compared programs. The first is kvtier, shown with ratios to peers and limits.
-        cases: the cases to show; if empty, all measured cases.
-        start: start of the axis and its bars.
-        glance: texts of the cases shown in the README and in the page's section "At a glance".
-    """
+    """One part of a section's plot, and its rows in the table."""
 
     title: str
     run: str
     group: str
     quantity: str
-    axis: str
-    ways: Sequence[Way]
-    cases: Sequence[str] = ()
-    start: float = 0.0
-    glance: Mapping[str, str] = field(default_factory=dict)
+    axis: str  # the axis's label, with the unit
+    ways: Sequence[Way]  # the first is kvtier, shown with ratios to peers and limits
+    cases: Sequence[str] = ()  # if empty, all measured cases
+    start: float = 0.0  # start of the axis and its bars
+    glance: Mapping[str, str] = field(default_factory=dict)  # each case's text "At a glance"
 
     @property
     def better(self) -> str:
@@ -78,27 +59,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page.
-
-    Attributes:
-        name: name of the section's file, and the section's value for ``--only``.
-        title: the section's heading.
-        question: text that names the measured quantity and the compared programs.
-        runs: the benchmarks of the section.
-        panels: parts of the plot and the table; without panels, the page links to the figures only.
-        answer: sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}``
-            becomes a median, ``{panel:case:way:peer}`` a ratio. ``{run:least:way:peer}`` becomes
-            the smallest ratio of a run's cases, and ``{run:most:way:peer}`` the largest.
-        columns: number of parts side by side in the plot.
-    """
-
-    name: str
+    name: str  # also the name of the section's file, and the value for ``--only``
     title: str
-    question: str
+    question: str  # names the measured quantity and the compared programs
     runs: Sequence[Run]
-    panels: Sequence[Panel] = ()
+    panels: Sequence[Panel] = ()  # if empty, the page only links to the figures
+    # Sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}`` becomes a
+    # median, ``{panel:case:way:peer}`` a ratio. ``{run:least:way:peer}`` becomes the smallest ratio
+    # of a run's cases, and ``{run:most:way:peer}`` the largest.
     answer: Sequence[str] = ()
-    columns: int = 2
+    columns: int = 2  # panels side by side in the plot
 
     def is_drawn(self, figures: Figures) -> bool:
         return bool(self.panels) and any(run.series for run in figures.runs.values())
@@ -140,7 +110,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the text for a case. The text for the case ``all`` is empty."""
+    """Return the text for a case, which is empty for ``all``."""
     return "" if case == "all" else case
 
 

@@ -1,1 +1,1 @@
-"""The programs and clients that the benchmarks measure, each a way to store and load chunks."""
+"""The measured programs and clients. Each is a way to store and load chunks."""

@@ -16,7 +16,7 @@ _SHARD, _USED_NS, _LIFETIME = "00", 100, (2**62, 0, 0)
 
 
 class CompiledFiles:
-    """Files of one directory. Any thread may store and load a batch."""
+    """Stores and loads batches of files in one directory, from any thread."""
 
     def __init__(self, root: Path, *, direct: bool) -> None:
         for place in (root, root / "tmp", root / _SHARD):

@@ -1,4 +1,4 @@
-"""A tier, used as an engine uses a tier: through a client and a runner, with digests."""
+"""A tier behind a client and a runner, with digests, as in an engine."""
 
 from __future__ import annotations
 
@@ -42,12 +42,8 @@ class EngineWay(Way, TierListener):
         self._lanes = work.at_a_time
 
     async def open(self) -> None:
-        pool, namespace, notify = (
-            self.work.pool,
-            Namespace({"dtype": "bfloat16"}),
-            self._reported.set,
-        )
-        opening = open_tier(self._spec, pool, namespace, self, notify=notify)
+        pool, namespace = self.work.pool, Namespace({"dtype": "bfloat16"})
+        opening = open_tier(self._spec, pool, namespace, self, notify=self._reported.set)
         self._tier = self._opened.enter_context(opening)
 
     async def close(self) -> None:
@@ -56,7 +52,7 @@ class EngineWay(Way, TierListener):
         self._opened.close()
 
     def delete(self) -> None:
-        """Delete through the tier, because it keeps the directories for the next round."""
+        """Delete the chunks through the tier, which keeps its directories for the next round."""
         self._tier.delete(self._keys(range(self.work.keys)))
         self._tier.flush()
         while not self._tier.is_idle:

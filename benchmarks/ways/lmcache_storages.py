@@ -104,8 +104,6 @@ def storages(folder: Path, batch_bytes: int, stack: ExitStack) -> dict[str, dict
 
 
 class _L1Storage(Storage):
-    """A storage of objects in the L1."""
-
     object_bytes = _OBJECT_BYTES
 
     def __init__(self, objects: Sequence[Any]) -> None:
@@ -136,7 +134,7 @@ class _Limit(_L1Storage):
 
 
 class _Adapter(_L1Storage):
-    """An L2 adapter, called as LMCache's controllers call it, with one task for all objects."""
+    """An L2 adapter, called as by LMCache's controllers, with one task for all objects."""
 
     def __init__(
         self, name: str, adapter: Any, objects: Sequence[Any], clear: Callable[[], object]

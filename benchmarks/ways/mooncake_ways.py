@@ -62,7 +62,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """The same client calls as the tier's, with two buffers per chunk: header and payload."""
+    """The tier's client calls, with two buffers per chunk: header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}
@@ -82,8 +82,6 @@ def _places(slots: Slots) -> tuple[list[list[int]], list[list[int]]]:
 
 
 class MooncakeSubject(Subject):
-    """A Mooncake master and a Mooncake node on the loopback."""
-
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._store = MooncakeStore(self.directory, segment_bytes=2**30).start()

@@ -68,13 +68,10 @@ class RedisBenchmark(Way):
 
 
 class RedisSubject(Subject):
-    """A redis-server on the loopback."""
-
     keys_bytes = 32 * 2**20
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        # Beyond this memory the server evicts chunks silently, as a cache does.
         options = "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"
         self._server = Server(self.directory, *options).start()
         self.opened.callback(self._server.kill)

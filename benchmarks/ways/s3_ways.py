@@ -1,4 +1,4 @@
-"""The clients that the S3 benchmarks compare: two tiers, plain obstore, and bare sockets."""
+"""The programs for S3: two tiers, plain obstore, and bare sockets."""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ class Storage(ABC):
         return
 
     def fill(self) -> list[torch.Tensor]:
-        """Fill the batch's memory with new random bytes, and return a copy of them."""
         return [part.view(torch.uint8).random_().clone() for part in self.parts()]
 
     def wipe(self) -> None:

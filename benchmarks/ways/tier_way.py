@@ -48,7 +48,7 @@ class TierWay(Way):
         await self._tier.open()
 
     async def close(self) -> None:
-        # Delete through the tier, because it keeps the directories for the next round.
+        # Delete the chunks through the tier, which keeps its directories for the next round.
         for numbers in self.work.batches():
             await self._tier.delete(list(map(self._key, numbers)))
         await self._tier.close()

@@ -1,4 +1,4 @@
-"""A hook that finds faults in the finished pages, beyond those that a strict build finds.
+"""A hook that checks the finished pages for faults that a strict build misses.
 
 A page must not load anything from another host, or show the markup of a docstring.
 """

@@ -39,7 +39,7 @@ def to_markdown(text: str, owner: griffe.Object) -> str:
 
 
 def _comment_above(attribute: griffe.Attribute) -> str:
-    """Return the comment ``#:`` above the attribute, or above the adjacent lines before it."""
+    """Return the ``#:`` comment above the attribute or above its group of lines."""
     above = attribute.module.source.splitlines()[: (attribute.lineno or 1) - 1]
     comment: list[str] = []
     for line in reversed(above):
@@ -60,7 +60,7 @@ def _help_in_declaration(attribute: griffe.Attribute) -> str:
 
 
 def _unexplained_members(owner: griffe.Object) -> str:
-    """List the members of an enumeration that have no docstring."""
+    """List an enumeration's members that have no docstring."""
     if not isinstance(owner, griffe.Class) or not {"Enum", "Flag"} & set(map(str, owner.bases)):
         return ""
     names = [

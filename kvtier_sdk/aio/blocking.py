@@ -16,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Runs a blocking call, and returns a function that reports the outcome. The returned function
-#: holds no reference to the call's arguments.
+#: keeps no reference to the call's arguments.
 _Call: TypeAlias = Callable[[], Callable[[], None]]
 
 #: The maximum number of threads per event loop. Each tier has its own event loop.
@@ -24,7 +24,7 @@ THREAD_LIMIT = 16
 
 
 class _Threads:
-    """A limited pool of daemon threads for one loop. A hanging disk blocks only one tier."""
+    """A pool of daemon threads for one loop, so that a hanging disk blocks only one tier."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -79,16 +79,6 @@ _threads_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Threads] = WeakK
 _threads_lock = threading.Lock()
 
 
-def _threads_of(loop: asyncio.AbstractEventLoop) -> _Threads:
-    with _threads_lock:
-        threads = _threads_by_loop.get(loop)
-        if threads is None:
-            threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
-            # asyncio.run does not call close_blocking_threads, so a finalizer ends the threads.
-            finalize(loop, threads.close).atexit = False
-        return threads
-
-
 def close_blocking_threads(loop: asyncio.AbstractEventLoop) -> None:
     """End the loop's threads once they are idle. Call this when the loop is closed."""
     with _threads_lock:
@@ -133,7 +123,12 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
         if not returned.done():  # a cancelled future is done
             returned.set_result(None)
 
-    threads = _threads_of(loop)
+    with _threads_lock:
+        threads = _threads_by_loop.get(loop)
+        if threads is None:
+            threads = _threads_by_loop[loop] = _Threads(THREAD_LIMIT)
+            # asyncio.run does not call close_blocking_threads, so a finalizer ends the threads.
+            finalize(loop, threads.close).atexit = False
     threads.submit(call)
     try:
         await returned

@@ -1,4 +1,4 @@
-"""The clock, which is the SDK's only source of time, timers and tasks.
+"""The SDK's only source of time, timers and tasks.
 
 No other module of the SDK reads a clock, sleeps or starts a task. So a simulation with a virtual
 clock can cover hours in milliseconds, and every run has the same result.
@@ -101,8 +101,8 @@ TimerHandle = asyncio.TimerHandle
 async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Wait until all ``tasks`` have ended; only then raise a cancellation of the caller.
 
-    The SDK takes the buffers back when a tier's coroutine ends. So a tier needs this function if
-    its client goes on after a cancellation::
+    The SDK reuses the buffers when a tier's coroutine ends. So a tier needs this function if its
+    client continues after a cancellation::
 
         task = context.clock.spawn(tier.store_chunk(transfer), name="put")
         await wait_out([task])
@@ -123,14 +123,11 @@ async def wait_out(tasks: Sequence[asyncio.Future[Any]]) -> None:
         raise cancelled
 
 
-async def wait_within(
-    clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]], *, first: bool = False
-) -> bool:
-    """Wait for all tasks, or only for one if ``first`` is true; return false after ``delay_s``."""
-    until = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
+async def wait_within(clock: Clock, delay_s: float, tasks: Sequence[asyncio.Future[Any]]) -> bool:
+    """Wait for all tasks; return false after ``delay_s``."""
     try:
         async with clock.timeout(delay_s):
-            await asyncio.wait(tasks, return_when=until)
+            await asyncio.wait(tasks)
     except TimeoutError:
         return False
     return True
@@ -148,19 +145,11 @@ class SystemClock(Clock):
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         try:
             import uvloop
-        except ImportError:
-            return asyncio.new_event_loop()
-        if not _has_standard_streams():
+
+            # uvloop must not get a closed stream's number: closing it would abort the process.
+            for stream_fd in range(3):
+                os.fstat(stream_fd)
+        except (ImportError, OSError):
             return asyncio.new_event_loop()
         loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         return loop
-
-
-def _has_standard_streams() -> bool:
-    # uvloop must not get a closed stream's number: closing it later would abort the process.
-    try:
-        for stream_fd in range(3):
-            os.fstat(stream_fd)
-    except OSError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of one read of text. It is small, because payload read with the text must be copied.
+# The size of one read of text. It is small because payload read with the text is copied.
 _TEXT_BYTES = 2048
 # The maximum size of a TLS write, because OpenSSL copies the bytes of a write.
 _TLS_PIECE_BYTES = 128 * 1024
@@ -25,7 +25,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Connection:
     """A network connection that sends and fills a tier's buffers without copies.
 
-    The connection uses TCP, TLS or a Unix socket. A protocol on top needs only a few coroutines::
+    The connection uses TCP, TLS or a Unix socket. A simple protocol needs only a few calls::
 
         connection = await Connection.connect(("kv-1", 7000), clock=clock, timeout_s=2.0)
         await connection.send([b"PUT 131136\\n", *transfer.buffers])
@@ -42,22 +42,21 @@ class Connection:
     - *End of file, reset.* A call that needs more bytes than the server sent raises
       :class:`TierUnavailableError` and closes the connection. Bytes that the server sent
       earlier can still be received, even if a :meth:`send` was cut short.
-    - *Silence.* If no byte moves for ``stall_timeout_s`` during a call, the call raises
+    - *Silence.* If a call makes no progress for ``stall_timeout_s``, it raises
       :class:`TierTimeoutError` and closes the connection.
     - *One call at a time.* While a call waits, a second call raises :class:`RuntimeError`. The
       first call is not affected, so requests never mix.
     - *Closing.* A closed connection stays closed, and every later call raises the reason as a
       :class:`TierError`. After a failed call, the content of the call's buffers is undefined.
 
-    A :class:`ConnectionPool` lends a connection to one borrower at a time, and closes the
-    connection if the borrower fails. Make all calls on one event loop.
+    Make all calls on one event loop. A :class:`ConnectionPool` keeps connections for reuse.
 
     Args:
         sock: a connected, non-blocking socket; for TLS an :class:`ssl.SSLSocket` after its
             handshake. The connection owns and closes the socket.
         peer: the server's name, for messages.
         clock: the clock for timers.
-        stall_timeout_s: maximum time in which a call moves no byte; ``None`` for no limit.
+        stall_timeout_s: maximum time without progress in a call; ``None`` for no limit.
     """
 
     def __init__(
@@ -71,17 +70,15 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._stream = _TLSStream(sock) if isinstance(sock, ssl.SSLSocket) else _Stream(sock)
         self._error: TierError | None = None
-        # Bytes that were received before a call requested them.
-        self._unread = b""
+        self._unread = b""  # bytes received before a call requested them
         self._text = memoryview(bytearray(_TEXT_BYTES))
         # The result of the running call: the buffers left to send or fill, or None after a failure.
         self._waiter: asyncio.Future[Sequence[Any] | None] | None = None
         self._rooms: Sequence[Any] = ()
         self._takes_some = False
         self._unsent: Sequence[Any] = ()
-        # True if the last send ended early, and true if a write to the socket has failed.
-        self._is_cut_short = False
-        self._is_refused = False
+        self._is_cut_short = False  # true if the last send ended early
+        self._is_refused = False  # true once a write to the socket has failed
         self._is_watched = True
         self._loop.add_reader(self._stream.descriptor, self._on_readable)
 
@@ -126,17 +123,13 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """True if the connection is ready for a new request and its reply.
-
-        This means that the connection is open, no call is running, the last request was sent in
-        full, and no received bytes are left.
-        """
+        """True if the connection is open and idle, with no bytes unsent or unread."""
         is_free = self._error is None and self._waiter is None
         return is_free and not self._is_cut_short and not self.has_unread
 
     @property
     def has_unread(self) -> bool:
-        """True if the server is known to have sent bytes that no call has received."""
+        """True if the connection buffers bytes that no call has received."""
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
@@ -209,11 +202,8 @@ class Connection:
         self._loop.remove_reader(self._stream.descriptor)
         self._loop.remove_writer(self._stream.descriptor)
         self._stream.close()
-        # Drop the references to the buffers, which belong to the caller again.
-        self._rooms = self._unsent = ()
         self._unread = b""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._finish(None)
 
     def _lost(self) -> TierError:
         assert self._error is not None
@@ -226,7 +216,6 @@ class Connection:
             raise RuntimeError(f"another call waits on the connection to {self.peer}")
 
     def _take_unread(self, buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-        """Fill buffers with unread bytes; return the unfilled parts."""
         rooms: Sequence[memoryview] = [buffer for buffer in buffers if len(buffer)]
         while rooms and self._unread:
             count_bytes = min(len(rooms[0]), len(self._unread))
@@ -242,8 +231,7 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            # Read before waiting, because the event loop may already have reported these bytes, and
-            # uvloop reports a reset only once.
+            # The event loop may already have reported these bytes, or a reset.
             if self._read():
                 if self._error is not None:
                     raise self._lost()
@@ -267,7 +255,8 @@ class Connection:
     async def _wait(self) -> Sequence[Any]:
         self._waiter = self._loop.create_future()
         if self._stall_timeout_s is not None:
-            self._watch_for_stall(self._stall_timeout_s)
+            self._has_moved = True
+            self._check_for_stall(self._stall_timeout_s)
         try:
             rest = await self._waiter
         except BaseException:
@@ -281,18 +270,14 @@ class Connection:
             raise self._lost()
         return rest
 
-    def _watch_for_stall(self, timeout_s: float) -> None:
-        self._has_moved = False
-        self._stall_timer = self._clock.call_at(
-            self._clock.now_s() + timeout_s, self._check_for_stall, timeout_s
-        )
-
     def _check_for_stall(self, timeout_s: float) -> None:
-        if self._has_moved:
-            self._watch_for_stall(timeout_s)
-        else:
+        if not self._has_moved:
             what = f"connection to {self.peer} lost: nothing moved for {timeout_s:g} s"
             self._close(TierTimeoutError(what))
+            return
+        self._has_moved = False
+        due_s = self._clock.now_s() + timeout_s
+        self._stall_timer = self._clock.call_at(due_s, self._check_for_stall, timeout_s)
 
     # The loop's callbacks, and methods that callbacks and calls share. These methods must not
     # raise, because the running call would never end after an exception in a callback.
@@ -317,7 +302,7 @@ class Connection:
         if self._write():
             self._finish(self._unsent)
 
-    def _finish(self, rest: Sequence[Any]) -> None:
+    def _finish(self, rest: Sequence[Any] | None) -> None:
         """End the running call, so that later callbacks do not use its buffers."""
         self._rooms = self._unsent = ()
         if self._waiter is not None and not self._waiter.done():
@@ -373,7 +358,6 @@ class _Stream:
         self.descriptor = sock.fileno()
 
     def has_pending(self) -> bool:
-        """Return true if the stream buffers bytes that no call has read."""
         return False
 
     def read(self, rooms: Sequence[Any]) -> int:

@@ -54,7 +54,7 @@ class ConnectionPool(Generic[C]):
     async def borrow(self, *, for_store: bool = False) -> AsyncIterator[C]:
         """Borrow a connection; wait while all connections are lent.
 
-        If ``for_store`` is true, also wait while stores hold half of the connections. If the
+        If ``for_store`` is true, also wait while stores use half of the connections. If the
         connection is still usable after the block, the pool keeps it for the next borrower. If the
         block raises or is cancelled, the pool closes the connection, because the next borrower
         might receive the rest of an unfinished reply. After a :class:`TierUnavailableError` the
@@ -68,8 +68,7 @@ class ConnectionPool(Generic[C]):
             except BaseException as error:
                 connection.close("its borrower failed")
                 if isinstance(error, TierUnavailableError):
-                    # Idle connections are older, so the server has probably lost them too. If they
-                    # stayed, each retry could fail with another idle connection.
+                    # Idle connections are older, so the server has probably lost them too.
                     self._close_idle("another connection was lost")
                 raise
             if self._is_closed:

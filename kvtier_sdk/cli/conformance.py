@@ -6,20 +6,23 @@ import asyncio
 import json
 import platform
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from kvtier_sdk.cli.targets import is_url
 from kvtier_sdk.cli.terminal import read_settings, say
 from kvtier_sdk.config.tier_spec import TierSpec
+from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.registry import available_backends
 
 if TYPE_CHECKING:
-    from kvtier_sdk.testing import TierSubject
+    from kvtier_sdk.testing import TcpProxy, TierSubject
 
 
 def conformance_command(
@@ -32,6 +35,14 @@ def conformance_command(
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="OPTION=VALUE", help="An option of the tier; repeat."),
+    ] = None,
+    outages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The store's address, as it stands in the URL or an option. The kit's proxy takes "
+            "its place, to cut and freeze the connections; not for TLS or clusters.",
+        ),
     ] = None,
     record: Annotated[
         typer.FileTextWrite | None,
@@ -51,12 +62,22 @@ def conformance_command(
 
     named_by = "url" if is_url(tier) else "type"
     options = {**read_settings(option or ()), named_by: tier}
+    hooks: dict[str, Any] = {}
+    if outages is not None:
+        proxy = _proxy(outages)
+        options = _moved(options, outages, f"127.0.0.1:{proxy.port}")
+        hooks = {
+            "break_connection": proxy.cut,
+            "restore_connection": proxy.restore,
+            "freeze": proxy.freeze,
+            "unfreeze": proxy.unfreeze,
+        }
     spec = TierSpec.from_options(options, where="command line")
     info = next(info for info in available_backends() if info.name == spec.backend)
     mask = secrets_of(spec.config).mask
     rules = {}
     count = Counter(passed=0, failed=0, skipped=0)
-    subject = TierSubject(spec)
+    subject = TierSubject(spec, **hooks)
     asyncio.run(_open(subject))
     for found in run_kit(subject):
         why = mask(found.why)
@@ -80,6 +101,25 @@ def conformance_command(
         record.write(json.dumps(written, indent=2) + "\n")
     if count["failed"]:
         raise typer.Exit(1)
+
+
+def _proxy(address: str) -> TcpProxy:
+    from kvtier_sdk.testing import TcpProxy
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--outages is {address!r}: write the store's HOST:PORT")
+    return TcpProxy(host.strip("[]"), int(port))
+
+
+def _moved(options: Mapping[str, str], address: str, proxy: str) -> dict[str, str]:
+    """Replace the store's address in the options by the proxy's address."""
+    moved = dict(options)
+    for old, new in ((address, proxy), (quote(address, ""), quote(proxy, ""))):
+        moved = {name: value.replace(old, new) for name, value in moved.items()}
+    if moved == dict(options):
+        raise ConfigError(f"--outages: no option contains the address {address}")
+    return moved
 
 
 async def _open(subject: TierSubject) -> None:

@@ -1,7 +1,5 @@
 /* Codes and decodes payloads of floats, without the interpreter lock.
- *
- * planes.py describes the formats, _planes.pyi the functions' arguments and results.
- */
+ * planes.py describes the formats, and _planes.pyi describes the functions. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000 /* one build for Python 3.11 and all later versions */
 #include <Python.h>
@@ -31,9 +29,6 @@
 #define GROUP 64
 #define ROW 16
 #define HEAD_BYTES (LAYERS * 2 + LAYERS * SYMBOLS)
-#define LENGTH_BYTES 4
-#define FOOTER_BYTES 16
-#define MAGIC "KVPL"
 #define FORMAT 1
 #define LEAST_GAIN 16 /* a coded payload is at least a sixteenth shorter */
 
@@ -46,8 +41,15 @@ static const struct kind kinds[] = {{2, 8, 0, 0}, {2, 5, 0, 0},    {1, 4, 0, 0},
                                     {1, 5, 0, 0}, {2, 8, 19, 254}, {2, 5, 120, 142}};
 #define FLOAT8 4 /* the first kind that is rounded to float8_e4m3fn */
 
-/* An element of a payload, which may begin at an odd address. */
+/* An element of a payload, or a count in a head, which may begin at an odd address. */
 typedef uint16_t __attribute__((aligned(1), may_alias)) element16;
+
+/* The processors above are little-endian, like the format. */
+struct footer {
+    char magic[4];
+    uint16_t format, number;
+    uint64_t payload_bytes;
+};
 
 /* The memory for one call. Vectors may read and write up to 16 bytes after an array's elements. */
 struct scratch {
@@ -55,7 +57,7 @@ struct scratch {
     uint8_t rare[BLOCK + GROUP];
     uint8_t rest[BLOCK];
     uint8_t coded[HEAD_BYTES + LAYERS * BLOCK / 4 + BLOCK];
-    uint8_t table[]; /* the lengths of the payload's blocks */
+    uint32_t table[]; /* the lengths of the payload's blocks */
 };
 
 static size_t round_up(size_t size, size_t step)
@@ -63,22 +65,9 @@ static size_t round_up(size_t size, size_t step)
     return (size + step - 1) / step * step;
 }
 
-/* The processors above are little-endian, as the format is. */
-static uint64_t read_number(const uint8_t *from, unsigned bytes)
-{
-    uint64_t number = 0;
-    memcpy(&number, from, bytes);
-    return number;
-}
-
-static void write_number(uint8_t *to, unsigned bytes, uint64_t number)
-{
-    memcpy(to, &number, bytes);
-}
-
 /* Pack `width` bits of each value, from bit `shift` on, into a plane. Byte j of each 16 bytes of a
- * plane has the bits of the elements j, 16 + j, 32 + j and so on. Eight bytes are one word here: no
- * bit crosses the border of a byte. */
+ * plane has the bits of the elements j, 16 + j, 32 + j and so on. The loop packs eight bytes as one
+ * word, because no bit crosses a byte boundary. */
 INLINE uint8_t *pack(const uint8_t *values, size_t count, unsigned shift, unsigned width,
                      uint8_t *restrict plane)
 {
@@ -116,16 +105,11 @@ INLINE const uint8_t *unpack(uint8_t *restrict values, size_t count, unsigned sh
     return plane;
 }
 
-/* Sign and mantissa are an element's rest. Its bits after the first eight, or all bits of a shorter
- * rest, go to planes. */
+/* An element's rest is its sign and mantissa. The bits of a rest after the first eight, or all bits
+ * of a shorter rest, are stored in planes. */
 INLINE unsigned rest_bits(struct kind kind)
 {
     return 8 * kind.bytes - kind.exponent_bits;
-}
-
-static size_t rest_bytes(struct kind kind, size_t count)
-{
-    return count / 8 * rest_bits(kind);
 }
 
 /* Write a block's rests to `coded`, and its exponents to the scratch. */
@@ -182,8 +166,8 @@ INLINE void join(struct kind kind, uint8_t *restrict plain, size_t count, const 
 typedef uint8_t row __attribute__((vector_size(ROW)));
 typedef uint64_t halves __attribute__((vector_size(ROW)));
 
-/* For each byte of bits: the places of its ones, and for each one the number of ones before it.
- * A place that is not used is 0x80, which makes pick give 0. */
+/* For each byte: the positions of its set bits, and for each set bit the number of set bits before
+ * it. Unused entries are 0x80, for which pick returns 0. */
 static uint8_t places[256][8], ranks[256][8];
 VECTORS INLINE row load(const uint8_t *from)
 {
@@ -192,8 +176,8 @@ VECTORS INLINE row load(const uint8_t *from)
     return loaded;
 }
 
-/* bits_of returns the first bit of each byte. look_up replaces each byte by the table's byte of
- * that number. pick chooses eight of the eight bytes at `low`, and eight of those at `high`. */
+/* bits_of returns one bit for each byte, which is 0 or 255. look_up replaces each byte by the
+ * table's byte at that index. pick permutes the eight bytes at `low`, and the eight at `high`. */
 #ifdef __x86_64__
 VECTORS INLINE unsigned bits_of(row bytes)
 {
@@ -248,7 +232,7 @@ VECTORS static size_t narrow(uint8_t *values, size_t count, const uint8_t *symbo
         for (unsigned part = 0; part < 4; part++) {
             uint8_t *from = values + first + part * ROW;
             row value = load(from);
-            /* A comparison gives 255 where it holds. */
+            /* A comparison yields 255 for true. */
             row is_one = (row)(value == one), is_two = (row)(value == two);
             row code = (row)(value == three) + SYMBOLS - (is_one & 3) - (is_two & 2);
             packed |= code << (2 * part);
@@ -264,7 +248,7 @@ VECTORS static size_t narrow(uint8_t *values, size_t count, const uint8_t *symbo
     return (size_t)(rare - values);
 }
 
-/* Do the reverse, and return how many rare values the codes ask for. */
+/* Decode groups of values, and return the number of rare values that the codes use. */
 VECTORS static size_t widen(uint8_t *restrict values, size_t count, const uint8_t *symbols,
                             const uint8_t *codes, const uint8_t *rare)
 {
@@ -284,25 +268,7 @@ VECTORS static size_t widen(uint8_t *restrict values, size_t count, const uint8_
     return (size_t)(next - rare);
 }
 
-/* Fill the tables; return false if this processor lacks the instructions for vectors. */
-static bool prepare(void)
-{
-#ifdef __x86_64__
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("popcnt"))
-        return false;
-#endif
-    memset(places, 0x80, sizeof places);
-    memset(ranks, 0x80, sizeof ranks);
-    for (unsigned bits = 0; bits < 256; bits++)
-        for (uint8_t at = 0, rank = 0; at < 8; at++)
-            if (bits >> at & 1) {
-                places[bits][rank] = at;
-                ranks[bits][at] = rank++;
-            }
-    return true;
-}
-
-/* Choose the commonest exponents of a sample; of equally common ones the smallest. */
+/* Choose the commonest exponents of a sample. The smaller of two equally common ones wins. */
 static void choose_symbols(const uint8_t *exponents, size_t count, uint8_t *symbols)
 {
     unsigned counts[256] = {0}, ranked[LAYERS * SYMBOLS] = {0};
@@ -335,19 +301,19 @@ INLINE uint32_t float_bits(float number)
     return bits;
 }
 
-/* A power of two, from an exponent with the bias of a float. */
+/* Return a power of two, given its biased exponent. */
 INLINE float power(unsigned exponent)
 {
     return float_of(exponent << 23);
 }
 
-/* A condition without a branch, so that the compiler can use vectors. */
+/* Select without a branch, so that the compiler can use vector instructions. */
 INLINE uint32_t choose(bool is_first, uint32_t first, uint32_t second)
 {
     return second ^ ((first ^ second) & (0u - is_first));
 }
 
-/* A processor may flush denormal floats to zero, so the arithmetic below needs none. */
+/* A processor may flush denormal floats to zero, so the arithmetic below avoids them. */
 INLINE float from_element(struct kind kind, uint32_t magnitude)
 {
     if (kind.exponent_bits == 8)
@@ -375,7 +341,7 @@ INLINE bool round_unit(struct kind kind, const element16 *plain, uint8_t *restri
         int16_t magnitude = (int16_t)(plain[at] & 0x7fff);
         largest = magnitude > largest ? magnitude : largest;
     }
-    /* The largest element becomes 256 to 448, after rounding. */
+    /* After scaling and rounding, the largest element is 256 to 448. */
     uint32_t scale = (float_bits(from_element(kind, (uint16_t)largest)) + 0x17ffff) >> 23;
     scale = scale < kind.least_scale ? kind.least_scale : scale;
     scale = scale > kind.most_scale ? kind.most_scale : scale;
@@ -408,42 +374,38 @@ INLINE bool restore_unit(struct kind kind, element16 *restrict plain, const uint
     return true;
 }
 
-static bool round_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded)
+INLINE bool round_block(struct kind kind, const uint8_t *plain, size_t count, uint8_t *coded)
 {
-    bool is_finite = true;
-    for (size_t at = 0; is_finite && at < count; at += UNIT, coded += 1 + UNIT) {
-        const element16 *unit = (const element16 *)plain + at;
-        is_finite = number == FLOAT8 ? round_unit(kinds[FLOAT8], unit, coded)
-                                     : round_unit(kinds[FLOAT8 + 1], unit, coded);
-    }
-    return is_finite;
+    for (size_t at = 0; at < count; at += UNIT, coded += 1 + UNIT)
+        if (!round_unit(kind, (const element16 *)plain + at, coded))
+            return false;
+    return true;
 }
 
-static bool restore_block(unsigned number, uint8_t *plain, size_t count, const uint8_t *coded)
+INLINE bool restore_block(struct kind kind, uint8_t *plain, size_t count, const uint8_t *coded)
 {
-    bool is_good = true;
-    for (size_t at = 0; is_good && at < count; at += UNIT, coded += 1 + UNIT) {
-        element16 *unit = (element16 *)plain + at;
-        is_good = number == FLOAT8 ? restore_unit(kinds[FLOAT8], unit, coded)
-                                   : restore_unit(kinds[FLOAT8 + 1], unit, coded);
-    }
-    return is_good;
+    for (size_t at = 0; at < count; at += UNIT, coded += 1 + UNIT)
+        if (!restore_unit(kind, (element16 *)plain + at, coded))
+            return false;
+    return true;
 }
 
-/* Code a block, and return its coded length: its plain length if the block is stored as it is. */
+/* Code a block, and return its coded length, or its plain length if it is stored unchanged. */
 static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, uint8_t *coded,
                            struct scratch *scratch)
 {
-    size_t plain_bytes = count * kinds[number].bytes, kept = rest_bytes(kinds[number], count);
+    size_t plain_bytes = count * kinds[number].bytes, kept = count / 8 * rest_bits(kinds[number]);
+    /* Constant kinds let the compiler use vector instructions. */
     if (number >= FLOAT8) {
-        if (round_block(number, plain, count, coded))
+        if (number == FLOAT8 ? round_block(kinds[FLOAT8], plain, count, coded)
+                             : round_block(kinds[FLOAT8 + 1], plain, count, coded))
             return count / UNIT * (1 + UNIT);
         memcpy(coded, plain, plain_bytes);
         return plain_bytes;
     }
     uint8_t *exponents = scratch->exponents, *head = scratch->coded, *at = head + HEAD_BYTES;
     uint8_t *symbols = head + LAYERS * 2;
-    switch (number) { /* with constant kinds, the loops become vector instructions */
+    switch (number) {
     case 0: split(kinds[0], plain, count, coded, scratch); break;
     case 1: split(kinds[1], plain, count, coded, scratch); break;
     case 2: split(kinds[2], plain, count, coded, scratch); break;
@@ -454,7 +416,7 @@ static size_t encode_block(unsigned number, const uint8_t *plain, size_t count, 
         size_t padded = round_up(count, GROUP);
         memset(exponents + count, symbols[0], padded - count);
         count = narrow(exponents, padded, symbols, at);
-        write_number(head + 2 * layer, 2, count);
+        ((element16 *)head)[layer] = (uint16_t)count;
         at += padded / 4;
     }
     memcpy(at, exponents, count);
@@ -472,22 +434,24 @@ static bool decode_block(unsigned number, uint8_t *plain, size_t count, const ui
                          size_t length, struct scratch *scratch)
 {
     if (number >= FLOAT8)
-        return length == count / UNIT * (1 + UNIT) && restore_block(number, plain, count, coded);
-    size_t kept = rest_bytes(kinds[number], count), counts[LAYERS + 1] = {count};
+        return length == count / UNIT * (1 + UNIT)
+               && (number == FLOAT8 ? restore_block(kinds[FLOAT8], plain, count, coded)
+                                    : restore_block(kinds[FLOAT8 + 1], plain, count, coded));
+    size_t kept = count / 8 * rest_bits(kinds[number]), counts[LAYERS + 1] = {count};
     if (length < kept + HEAD_BYTES)
         return false;
     const uint8_t *head = coded + kept, *symbols = head + HEAD_BYTES, *at = coded + length;
     size_t needed = kept + HEAD_BYTES;
     for (unsigned layer = 0; layer < LAYERS; layer++) {
-        counts[layer + 1] = read_number(head + 2 * layer, 2);
+        counts[layer + 1] = ((const element16 *)head)[layer];
         if (counts[layer + 1] > counts[layer])
             return false;
         needed += round_up(counts[layer], GROUP) / 4;
     }
     if (needed + counts[LAYERS] != length)
         return false;
-    /* Widen from the last layer to the first, from one array into the other. Damaged codes may ask
-     * for more rare values than there are, but never for more than the arrays hold. */
+    /* Widen from the last layer to the first, alternating between two arrays. Damaged codes may use
+     * more rare values than there are, but never more than fit into an array. */
     uint8_t *values = scratch->rare, *rare = scratch->exponents;
     at -= counts[LAYERS];
     memcpy(rare, at, counts[LAYERS]);
@@ -510,7 +474,7 @@ static bool decode_block(unsigned number, uint8_t *plain, size_t count, const ui
     return true;
 }
 
-/* How a payload is divided. The bytes after the blocks are stored as they are. */
+/* The division of a payload into blocks. The bytes after the blocks are stored unchanged. */
 struct layout {
     unsigned bytes; /* of an element */
     size_t elements, blocks, table_bytes;
@@ -521,7 +485,7 @@ static struct layout layout_of(unsigned number, size_t payload_bytes)
     struct layout layout = {.bytes = kinds[number].bytes};
     layout.elements = payload_bytes / layout.bytes / UNIT * UNIT;
     layout.blocks = (layout.elements + BLOCK - 1) / BLOCK;
-    layout.table_bytes = layout.blocks * LENGTH_BYTES;
+    layout.table_bytes = layout.blocks * sizeof(uint32_t);
     return layout;
 }
 
@@ -531,24 +495,17 @@ static size_t block_count(const struct layout *layout, size_t block)
     return count < BLOCK ? count : BLOCK;
 }
 
-static void write_footer(uint8_t *to, unsigned number, size_t payload_bytes)
-{
-    memcpy(to, MAGIC, 4);
-    write_number(to + 4, 2, FORMAT);
-    write_number(to + 6, 2, number);
-    write_number(to + 8, 8, payload_bytes);
-}
-
 /* Encode a payload, and return its coded length, or 0 if it gains too little. */
 static size_t encode(unsigned number, const uint8_t *payload, size_t payload_bytes,
                      uint8_t *stored, size_t alignment, struct scratch *scratch)
 {
     struct layout layout = layout_of(number, payload_bytes);
-    size_t length = 0, at = 0, trailer = layout.table_bytes + FOOTER_BYTES;
+    struct footer footer = {"KVPL", FORMAT, (uint16_t)number, payload_bytes};
+    size_t length = 0, at = 0, trailer = layout.table_bytes + sizeof footer;
     for (size_t block = 0; block < layout.blocks; block++) {
         size_t count = block_count(&layout, block);
         size_t coded = encode_block(number, payload + at, count, stored + length, scratch);
-        write_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES, coded);
+        scratch->table[block] = (uint32_t)coded;
         at += count * layout.bytes;
         length += coded;
     }
@@ -559,28 +516,27 @@ static size_t encode(unsigned number, const uint8_t *payload, size_t payload_byt
     length += payload_bytes - at;
     memset(stored + length, 0, stored_bytes - trailer - length);
     memcpy(stored + stored_bytes - trailer, scratch->table, layout.table_bytes);
-    write_footer(stored + stored_bytes - FOOTER_BYTES, number, payload_bytes);
+    memcpy(stored + stored_bytes - sizeof footer, &footer, sizeof footer);
     return stored_bytes;
 }
 
 /* Decode a payload in place; return false if it is malformed.
  *
- * No coded block is longer than the plain block, so none begins after its place in the payload.
- * Decoded from the last to the first, blocks overwrite only what is no longer needed. Only the
- * first few overlap their own place, and are copied before. */
+ * No coded block is longer than its plain block, so none begins after its place in the payload. If
+ * the last block is decoded first, no block overwrites one that is not decoded yet. A coded block
+ * that overlaps its own place is copied first. */
 static bool decode(unsigned number, uint8_t *memory, size_t stored_bytes, size_t payload_bytes,
                    struct scratch *scratch)
 {
     struct layout layout = layout_of(number, payload_bytes);
-    size_t trailer = layout.table_bytes + FOOTER_BYTES, length = 0;
-    uint8_t footer[FOOTER_BYTES];
-    write_footer(footer, number, payload_bytes);
+    struct footer footer = {"KVPL", FORMAT, (uint16_t)number, payload_bytes};
+    size_t trailer = layout.table_bytes + sizeof footer, length = 0;
     if (stored_bytes < trailer
-        || memcmp(footer, memory + stored_bytes - FOOTER_BYTES, FOOTER_BYTES) != 0)
+        || memcmp(&footer, memory + stored_bytes - sizeof footer, sizeof footer) != 0)
         return false;
     memcpy(scratch->table, memory + stored_bytes - trailer, layout.table_bytes);
     for (size_t block = 0; block < layout.blocks; block++) {
-        size_t coded = read_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES);
+        size_t coded = scratch->table[block];
         if (coded > block_count(&layout, block) * layout.bytes)
             return false;
         length += coded;
@@ -591,7 +547,7 @@ static bool decode(unsigned number, uint8_t *memory, size_t stored_bytes, size_t
     memmove(memory + at, memory + length, payload_bytes - at);
     for (size_t block = layout.blocks; block-- > 0;) {
         size_t count = block_count(&layout, block), plain_bytes = count * layout.bytes;
-        size_t coded = read_number(scratch->table + block * LENGTH_BYTES, LENGTH_BYTES);
+        size_t coded = scratch->table[block];
         length -= coded;
         at -= plain_bytes;
         const uint8_t *from = memory + length;
@@ -620,7 +576,6 @@ static struct scratch *make_scratch(unsigned number, bool is_usable, Py_ssize_t 
     return scratch;
 }
 
-/* The py_ functions take their arguments in the order that _planes.pyi declares. */
 static PyObject *py_encode(PyObject *module, PyObject *arguments)
 {
     Py_buffer payload, stored;
@@ -674,12 +629,24 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Fill the tables, unless this processor lacks the instructions for vectors. */
 static int start(PyObject *module)
 {
-    if (prepare())
-        return 0;
-    PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
-    return -1;
+#ifdef __x86_64__
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("popcnt")) {
+        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2");
+        return -1;
+    }
+#endif
+    memset(places, 0x80, sizeof places);
+    memset(ranks, 0x80, sizeof ranks);
+    for (unsigned bits = 0; bits < 256; bits++)
+        for (uint8_t at = 0, rank = 0; at < 8; at++)
+            if (bits >> at & 1) {
+                places[bits][rank] = at;
+                ranks[bits][at] = rank++;
+            }
+    return 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, start}, {0, NULL}};

@@ -1,4 +1,4 @@
-"""The compiled coder of payloads, which works without the interpreter lock.
+"""The compiled coder of payloads, which releases the interpreter lock.
 
 ``kind`` is a number of :mod:`kvtier_sdk.codecs.planes`. Both functions raise :class:`ValueError` if
 a kind, a length or an alignment is impossible.

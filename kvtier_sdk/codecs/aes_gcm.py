@@ -36,8 +36,7 @@ except ImportError as error:
 _ID_BYTES = 8
 _SALT_BYTES = 24
 _TAG_BYTES = 16
-_SALT_AT = _ID_BYTES
-_TAG_AT = _SALT_AT + _SALT_BYTES
+_TAG_AT = _ID_BYTES + _SALT_BYTES
 _ID_INFO = b"kvtier aes-gcm key id"
 _CHUNK_INFO = b"kvtier aes-gcm chunk"
 _NONCE = bytes(12)
@@ -78,13 +77,13 @@ class AESGCMCodec(ChunkCodec):
     def open(
         self, associated: bytes, envelope: memoryview, sealed: memoryview, payload: memoryview
     ) -> None:
-        key_id = bytes(envelope[:_SALT_AT])
+        key_id = bytes(envelope[:_ID_BYTES])
         key = self._keys.get(key_id)
         if key is None:
             raise ChunkAuthError(
                 f"sealed with key {key_id.hex()}, which is not in the key file", unknown_key=True
             )
-        chunk_key = _expand(key, _CHUNK_INFO + bytes(envelope[_SALT_AT:_TAG_AT]))
+        chunk_key = _expand(key, _CHUNK_INFO + bytes(envelope[_ID_BYTES:_TAG_AT]))
         cipher = Cipher(AES(chunk_key), GCM(_NONCE, bytes(envelope[_TAG_AT:]))).decryptor()
         cipher.authenticate_additional_data(associated)
         cipher.update_into(sealed, payload)

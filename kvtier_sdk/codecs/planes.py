@@ -1,15 +1,15 @@
-"""Codes payloads of 16-bit and 8-bit floats exactly, in fewer bytes.
+"""Compresses payloads of 16-bit and 8-bit floats, without loss or by rounding.
 
 The exponents of a KV cache carry 2.5 to 3 bits of information each; signs and mantissas look like
-random bits. So exponents are coded in layers of two bits, and the other bits are stored unchanged.
-Other bytes are also restored exactly, but do not become fewer.
+random bits. The lossless coder codes exponents in layers of two bits, and stores the other bits
+unchanged. Payloads of other types are restored exactly too, but do not shrink.
 
 A coded payload, little-endian::
 
     the coded blocks of 16,384 elements, one after the other; the last block may be shorter
     the payload's last bytes, if they do not fill a unit of 128 elements
     zeros, up to the alignment
-    for each block: 4  its coded length; a block of its plain length is stored as it is
+    for each block: 4  its coded length; a block of its plain length is stored unchanged
     16  footer:     4  magic, b"KVPL"
                     2  format, 1
                     2  number of the kind of floats
@@ -29,17 +29,17 @@ In a plane of codes or bits, byte j of each 16 bytes has the codes of the elemen
 and so on, from its lowest bits to its highest.
 
 All lengths follow from the payload's length and the heads, so the layers' lengths are not stored.
-The table is at the end, so no coded block begins after its place in the payload. So a payload can
-be decoded in place, from the last block to the first.
+The table of coded lengths is at the end, so no coded block begins after its place in the payload,
+and a payload can be decoded in place, from the last block to the first.
 
 A rounded block (:class:`Float8`) has 129 bytes for each unit instead::
 
     1    scale: the exponent of the binade that becomes 256 to 512, with the bias of float32
     128  float8_e4m3fn
 
-A scale stands for the power of two that brings the unit's largest element to 256 to 448. Scaling
-only shifts exponents, so each element is rounded once (to nearest, ties to even), zeros keep their
-sign, and a second rounding changes nothing. A block with a NaN or an infinity is stored as it is.
+Scaling by a power of two moves the unit's largest element into the range from 256 to 448. It only
+shifts exponents, so each element is rounded once (to nearest, ties to even), zeros keep their sign,
+and a second rounding changes nothing. A block with a NaN or an infinity is stored unchanged.
 
 The scale is at least 19 for bfloat16, so a unit's elements below 2**-125 become 0 or 2**-125. It
 is at least 120 for float16, where the smallest 8-bit number equals the smallest float16. At the
@@ -65,7 +65,7 @@ _NO_CODER = (
 
 
 class Planes:
-    """A lossless coder for payloads whose elements have one ``dtype``. Any thread may call it."""
+    """The lossless coder for payloads of ``dtype`` elements. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
     # Maps a dtype, as named by ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with
@@ -102,7 +102,7 @@ class Planes:
 
     @staticmethod
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
-        """Decode any kind in place. After a ChunkError, the content of ``memory`` is undefined."""
+        """Decode a payload in place. After a ChunkError, the content of ``memory`` is undefined."""
         if coder is None:
             # The chunk is intact, so raise an error after which no engine deletes it.
             raise ChunkError(f"the chunk is compressed, and {_NO_CODER}")
@@ -113,7 +113,7 @@ class Planes:
 
 
 class Float8(Planes):
-    """A lossy coder, which rounds a payload's elements to float8_e4m3fn."""
+    """The lossy coder, which rounds a payload's elements to float8_e4m3fn."""
 
     FLOATS: ClassVar[str] = "bfloat16 and float16"
     KINDS: ClassVar[dict[str, int]] = {"bfloat16": 4, "float16": 5}

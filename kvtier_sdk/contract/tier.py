@@ -208,7 +208,8 @@ class SecondaryTierManager(ABC):
       :class:`TierError` means that this one chunk failed. A raised error fails the whole batch.
     - *A call names no key twice*, and at most :attr:`max_batch_keys` keys.
     - *Buffers belong to the SDK*, which lends them until the coroutine ends. A cancelled coroutine
-      must not end before all access to the buffers has ended.
+      must not end before all access to the buffers has ended. A cancelled store may still take
+      effect, even after a later deletion of the chunk.
     - *No reader ever sees a partly written object*, even if a store fails midway.
     - *Storing a key twice is harmless*: the tier keeps the first or the last complete object. If
       the last transfer's ``replace`` is true, the tier keeps the last object.

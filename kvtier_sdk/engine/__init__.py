@@ -83,10 +83,8 @@ __all__ = [
     "wants_process",
 ]
 
-_OF_THE_WORKER = ("CopyResult", "DeviceBlocks", "KVGroup", "KVTensor", "OffloadWorker")
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_THE_WORKER:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("kvtier_sdk.worker"), name)

@@ -88,7 +88,7 @@ class _Slots:
 
     def padded_view(self, slot: int, alignment: int) -> memoryview:
         """Return a writable view of the object in ``slot`` and its padding up to ``alignment``."""
-        # The padding holds no other object, because each object occupies whole pages.
+        # The padding contains no other object, because each object occupies whole pages.
         if not 0 <= slot < self.slots:
             raise IndexError(f"slot {slot} of {self.slots}")
         start = slot * self.layout.row_bytes
@@ -155,7 +155,7 @@ class EngineSlots(_Slots):
 
 def open_file_of(memory: Region) -> int | None:
     """Open the file that ``memory`` maps from its start; return ``None`` if no file is found."""
-    # Search this process's open files too, because the file may have lost its name.
+    # Search this process's open files too, because the file may be unlinked.
     mapped = _file_mapped_at(memory.address)
     if mapped is None:
         return None

@@ -89,10 +89,9 @@ class ModelTier(TierListener):
         spec = _fitted(spec, memory)
         self.name = spec.name
         self._clock = clock
-        self._changed = changed
+        self._changed = changed or (lambda keys, removed: None)
         self._inbox: deque[Work] = deque()
-        # Unfinished work that the client has received.
-        self._under_way: set[Work] = set()
+        self._under_way: set[Work] = set()  # unfinished work that the client has received
         self._found: list[OffloadKey] = []
         self._wake = threading.Event()
         self._is_stale = False
@@ -140,7 +139,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Ask the thread to finish all stores and close the tier; :meth:`join` waits for this."""
+        """Begin to finish all stores and close the tier; :meth:`join` waits until this is done."""
         self._closing = True
         self._wake.set()
 
@@ -198,8 +197,7 @@ class ModelTier(TierListener):
 
     def _tell_changes(self) -> None:
         for event in self._client.take_events():
-            if self._changed is not None:
-                self._changed(event.keys, event.removed)
+            self._changed(event.keys, event.removed)
 
     def _collect(self, work: Work) -> None:
         client, operation = self._client, work.operation
@@ -233,7 +231,7 @@ class ModelTier(TierListener):
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._tell_changes()
         gone = [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
-        if gone and self._changed is not None:
+        if gone:
             self._changed(gone, True)
         self._finish(job.tag, verdicts, 0)
 

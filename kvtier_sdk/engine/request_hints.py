@@ -18,7 +18,7 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
-#: Limits a request's hints, because explaining their mistakes delays the engine's thread.
+#: Maximum number of hints, because explaining their mistakes delays the engine's thread.
 _MOST_HINTS = 16
 #: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")
@@ -103,7 +103,7 @@ def read_request(
     params: Mapping[str, Any] | None,
     actions: Iterable[tuple[str, Mapping[str, Any]]] = (),
 ) -> RequestContext:
-    """Build a request's context from its client's parameters. No parameter causes an error.
+    """Build a request's context from its client's parameters. Wrong parameters raise no error.
 
     If a hint cannot be read, all hints are ignored, and the manager's receipt has the reason.
 

@@ -1,4 +1,4 @@
-"""The eviction policy ARC, which learns from evicted chunks how to weigh recency and frequency.
+"""The eviction policy ARC, which learns the weights of recency and frequency.
 
 After N. Megiddo and D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003.
 """
@@ -17,13 +17,13 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """A policy that balances recency against frequency, with one list of chunks for each.
+    """Balances recency against frequency, with one list of chunks for each.
 
-    The policy keeps the paper's four lists, least recent first. T1 holds chunks that were seen once
-    recently, and T2 chunks that were seen at least twice. B1 and B2 hold the keys of chunks evicted
-    from T1 and T2. A victim comes from T1 if T1 is longer than its target, and from T2 otherwise.
-    If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has the key, the
-    target shrinks.
+    The policy keeps the paper's four lists, least recent first. T1 contains chunks that were seen
+    once recently, and T2 chunks that were seen at least twice. B1 and B2 contain the keys of chunks
+    evicted from T1 and T2. Chunks are evicted from T1 if T1 is longer than its target, and from T2
+    otherwise. If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has
+    the key, the target shrinks.
 
     If T1 is exactly as long as its target, the paper's choice depends on the new chunk. This policy
     does not know the new chunk yet, so it evicts from T2. A promoted chunk is inserted and then

@@ -11,7 +11,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class LRUPolicy(EvictionPolicy):
-    """A policy that evicts the least recently used chunk."""
+    """Evicts the least recently used chunk."""
 
     def __init__(self) -> None:
         # A plain dict would be slow, because iterating it skips all deleted entries at the front.

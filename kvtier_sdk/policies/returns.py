@@ -16,7 +16,6 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 # Ages, in seconds, fall into buckets of half an octave. The last bucket begins at 8 days.
 _BUCKETS = 40
-_LAST = _BUCKETS - 1
 _BEGINS = (0.0, *(2 ** (number / 2) for number in range(1, _BUCKETS)))
 _WIDTHS = tuple(2 ** ((number + 1) / 2) - _BEGINS[number] for number in range(_BUCKETS))
 _ENDS = (*_BEGINS[1:], inf)
@@ -32,22 +31,22 @@ _UNKNOWN, _SLOWEST = -1, 5
 # Each pace's rates include the rates over all paces, with the weight of this many turns. So a pace
 # without predictive value costs few hits.
 _TRUST = 15
-# To save time, a bucket's groups are moved on only at intervals of this fraction of its width.
+# To save time, a bucket's groups move on only at intervals of this fraction of its width.
 _LATE = 1 / 8
 _NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
-# After every 64 requests, all earlier events lose a hundredth of their weight.
+# After every _TURNS requests, all earlier events lose a hundredth of their weight.
 _TURNS = 64
 _MEMORY = 0.99
 # An eviction order is used for this long, or until this fraction of the slots has been evicted.
 _ORDER_S = 1.0
 _ORDERED = 1 / 64
-# The label of chunks left behind by their conversation, and the label of ended conversations.
+# Labels of chunks left behind by their conversation, and of ended conversations.
 _REST, _ENDED = "left behind", "ended"
 _MOST_BEHIND = 16  # for each group, the most groups to remember that need its chunks
 
 
 class ReturnsPolicy(EvictionPolicy):
-    """A policy that evicts the chunks with the lowest expected rate of reuse.
+    """Evicts the chunks with the lowest expected rate of reuse.
 
     The chunks whose last user was the same request form a turn. A later request, usually the next
     turn of the conversation, reuses either most of these chunks or no chunk. The policy learns how
@@ -55,12 +54,12 @@ class ReturnsPolicy(EvictionPolicy):
     any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
     1979.
 
-    Each ``stop`` has separate rates, which also depend on two more facts. One is the wait before
-    the turn, because a conversation that returned quickly tends to do so again. The other is the
-    number of a chunk's uses, because this number matters more than the age in some workloads.
+    The rates are separate for each ``stop``, for classes of the wait before the turn, and for
+    classes of a chunk's uses. A conversation that returned quickly tends to do so again, and in
+    some workloads the number of uses matters more than the age.
 
-    If a request names the time of the next turn (``resume_in_s``), the octave of this time replaces
-    the ``stop``. So the policy learns how reliable the named times are.
+    If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
+    replaces the ``stop``. So the policy learns how reliable the predictions are.
 
     The policy remembers six evicted chunks per slot. It needs 1 to 2 KB per slot, plus the keys.
     """
@@ -100,14 +99,9 @@ class ReturnsPolicy(EvictionPolicy):
         if ghosts.keys().isdisjoint(keys):
             self._store(turn.group(1), keys)
             return
-        before: dict[_Group | None, list[OffloadKey]] = {}
-        old: _Group | None = None
-        run = before[None] = []
+        before: dict[_Group | None, list[OffloadKey]] = {None: []}
         for key in keys:
-            ghost = ghosts.pop(key, None)
-            if ghost is not old:
-                old, run = ghost, before.setdefault(ghost, [])
-            run.append(key)
+            before.setdefault(ghosts.pop(key, None), []).append(key)
         for ghost, run in before.items():
             if ghost is None:
                 self._store(turn.group(1), run)
@@ -328,7 +322,6 @@ class ReturnsPolicy(EvictionPolicy):
         self._ranked.sort(key=itemgetter(0))
 
     def _move_on(self, bucket: int, waits: list[_Cells]) -> None:
-        """Move the oldest groups of a bucket to the next bucket."""
         since_s = self.now_s - _ENDS[bucket]
         cells = waits[bucket]
         for kind, cell in list(cells.items()):
@@ -452,7 +445,7 @@ class _Rates:
     def note_return(self, bucket: int, age: float, share: float) -> None:
         """Record a return, and the part of its wait that is not yet recorded."""
         noted = _WIDTHS[bucket] / 2
-        while bucket < _LAST and age > _ENDS[bucket]:
+        while age > _ENDS[bucket]:
             self.note(bucket, 0.0, share * (_WIDTHS[bucket] - noted))
             noted = 0.0
             bucket += 1

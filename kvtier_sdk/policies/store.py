@@ -1,4 +1,4 @@
-"""The SDK's store policies, which choose the chunks for a tier, and the moment to store them."""
+"""The SDK's store policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kvtier_sdk.types import OffloadKey, RequestContext
 
 
 class Through(StorePolicy):
-    """A policy that stores every chunk as soon as the device has written it."""
+    """Stores every chunk as soon as the device has written it."""
 
     moment = StoreMoment.STORED
     filters = False
@@ -17,13 +17,13 @@ class Through(StorePolicy):
 
 
 class OnEvict(Through):
-    """A policy that stores every chunk just before its eviction from the primary tier (spill)."""
+    """Stores every chunk just before its eviction from the primary tier (spill)."""
 
     moment = StoreMoment.EVICTED
 
 
 class AfterHits(StorePolicy):
-    """A policy that stores a chunk after a number of hits, as in ``after_hits:2``."""
+    """Stores a chunk after a number of hits, as in ``after_hits:2``."""
 
     moment = StoreMoment.HIT
 
@@ -38,7 +38,7 @@ class AfterHits(StorePolicy):
 
 
 class OfTenant(StorePolicy):
-    """A policy that stores the chunks of one tenant's requests, as in ``of_tenant:acme``."""
+    """Stores the chunks of one tenant's requests, as in ``of_tenant:acme``."""
 
     moment = StoreMoment.STORED
 

@@ -25,7 +25,8 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class HostPool:
-    """A memory mapping that is divided into slots for chunks, in one process or several.
+    """A memory mapping, divided into slots for chunks, for one or several processes.
+
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
     workers of an engine's replica, which share only a configuration. :meth:`create` and
     :meth:`attach` are for a process and its children. Using a closed pool raises ``KVTierError``.
@@ -58,12 +59,13 @@ class HostPool:
 
     @classmethod
     def create(cls, layout: PoolLayout, *, prefault: bool = True) -> HostPool:
-        """Create an unnamed pool of this ``layout`` for several processes, as the scheduler.
+        """Create an unnamed pool for several processes, and join it as the scheduler.
 
         Other processes call :meth:`attach` with an inherited :attr:`fd` (``pass_fds``) or with the
         path ``/proc/<pid>/fd/<fd>``. The size of /dev/shm does not limit the pool.
 
         Args:
+            layout: the geometry of the pool.
             prefault: true to map every page now, because a page fault during a copy would stall the
                 engine; false to reserve memory now and map pages on first use.
 
@@ -72,8 +74,7 @@ class HostPool:
         """
         check_room(layout.size_bytes)
         pool = cls.__new__(cls)
-        file = make_unnamed(layout)
-        pool._map(layout, file, prefault=prefault, reserve=True)
+        pool._map(layout, make_unnamed(layout, reserve=not prefault), prefault=prefault)
         return pool
 
     @classmethod
@@ -102,8 +103,7 @@ class HostPool:
                 ``worker``, or the processes disagree on the layout.
         """
         pool = cls.__new__(cls)
-        file = join_named(Path(directory), replica, layout, worker)
-        pool._map(layout, file)
+        pool._map(layout, join_named(Path(directory), replica, layout, worker))
         return pool
 
     @classmethod
@@ -134,22 +134,14 @@ class HostPool:
 
     @staticmethod
     def check(layout: PoolLayout, *, directory: str | None = _SHARED_MEMORY) -> None:
-        """Check that there is room for a pool of this ``layout``, without creating the pool.
+        """Raise a ConfigError with a remedy if there is no room for a pool of this ``layout``.
 
         ``directory`` is as for :meth:`join`; pass None for :meth:`create`. Memory that the pools of
-        killed processes still occupy does not count as free. If there is too little room, the
-        method raises a ConfigError that names a remedy.
+        killed processes still occupy does not count as free.
         """
         check_room(layout.size_bytes, None if directory is None else Path(directory))
 
-    def _map(
-        self,
-        layout: PoolLayout,
-        file: PoolFile | None,
-        *,
-        prefault: bool = True,
-        reserve: bool = False,
-    ) -> None:
+    def _map(self, layout: PoolLayout, file: PoolFile | None, *, prefault: bool = True) -> None:
         """Map ``file``, or private memory if it is None; close the file on failure."""
         self.layout = layout
         self.slots: int = layout.slots
@@ -165,8 +157,6 @@ class HostPool:
             memory.ask_for_huge_pages(mapping)
             if prefault:
                 memory.prefault(mapping, fd)
-            elif reserve and fd is not None:
-                memory.reserve(fd, layout.size_bytes)
         except BaseException:
             self.close()
             raise
@@ -184,7 +174,7 @@ class HostPool:
     @property
     def region(self) -> Region:
         """The address and the size of the whole mapping in this process."""
-        return Region.of(self._open_mapping())
+        return Region.of(self._whole())
 
     def absent(self) -> list[str]:
         """Return the names of processes that have not joined: "the scheduler", "worker 1".
@@ -247,13 +237,10 @@ class HostPool:
 
     def _whole(self) -> memoryview:
         if self._view is None:
-            self._view = memoryview(self._open_mapping())
+            if self._mapping is None:
+                raise KVTierError("the host pool is closed")
+            self._view = memoryview(self._mapping)
         return self._view
-
-    def _open_mapping(self) -> mmap.mmap:
-        if self._mapping is None:
-            raise KVTierError("the host pool is closed")
-        return self._mapping
 
     def _shared_file(self) -> PoolFile:
         if self._file is None:

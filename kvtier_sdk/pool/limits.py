@@ -96,7 +96,7 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
 
 
 def _cached_bytes(directory: Path) -> int:
-    names = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
     sizes = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-    own = sum(int(sizes.get(name, 0)) for name in names[:2])
-    return max(own, sum(int(sizes.get(name, 0)) for name in names[2:]))
+    # In version 1, only the totals include the groups below this one.
+    names = "inactive_file", "active_file"
+    return sum(int(sizes.get(f"total_{name}", sizes.get(name, 0))) for name in names)

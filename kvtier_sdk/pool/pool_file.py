@@ -9,11 +9,11 @@ import os
 import stat
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.pool import leases
+from kvtier_sdk.pool import leases, memory
 from kvtier_sdk.pool.layout import HEADER_BYTES, PoolLayout
 from kvtier_sdk.pool.limits import check_room
 
@@ -24,10 +24,10 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open memory file, and the lease that one process of an engine's replica holds on it.
+    """An open memory file, and the lease on it of one process of an engine's replica.
 
-    The last process to enter a replica removes the file's name, which no other process needs. The
-    kernel then frees the memory when the last process ends, even after a crash.
+    The last process to enter a replica removes the file's name, so the kernel frees the memory when
+    the last process ends, even after a crash.
 
     Attributes:
         close: ends the lease and closes its descriptor; a second call does nothing. Garbage
@@ -70,12 +70,13 @@ class PoolFile:
         ]
 
 
-def make_unnamed(layout: PoolLayout) -> PoolFile:
-    """Create an in-memory file of constant size, and join it as the scheduler."""
+def make_unnamed(layout: PoolLayout, *, reserve: bool) -> PoolFile:
     fd = os.memfd_create("kvtier-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with _closed_on_failure(fd):
         _shape(fd, layout)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        if reserve:
+            memory.reserve(fd, layout.size_bytes)
         _claim(fd, layout, None)
     return PoolFile(fd, layout, None)
 
@@ -139,19 +140,17 @@ def sweep(directory: Path) -> None:
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
     """Join a file; remove its name once all have joined. Return ``None`` if it had no name."""
     file = PoolFile(fd, layout, worker, path)
-    try:
+    with ExitStack() as undo:
+        undo.callback(file.close)
         with leases.joining(fd):
-            if os.fstat(fd).st_nlink:
-                _layout_of(fd, layout)
-                _claim(fd, layout, worker)
-                if not file.absent():
-                    path.unlink()
-                return file
-    except BaseException:
-        file.close()
-        raise
-    file.close()
-    return None
+            if not os.fstat(fd).st_nlink:
+                return None
+            _layout_of(fd, layout)
+            _claim(fd, layout, worker)
+            if not file.absent():
+                path.unlink()
+        undo.pop_all()
+    return file
 
 
 def _open_own(path: Path) -> int | None:
@@ -187,17 +186,15 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
             f"a shared host pool cannot be made in {directory} ({error.strerror}): "
             "it must be a directory on a tmpfs that this user may write to"
         ) from error
-    parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with _closed_on_failure(fd):
             _shape(fd, layout)
             _claim(fd, layout, worker)
-            # os.link follows a link in /proc only if it is called with a directory descriptor.
-            os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=parent, follow_symlinks=True)
+            # os.link follows a link in /proc only if it is called with a descriptor, which the
+            # kernel ignores, because the path is absolute.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
     except FileExistsError:
         return None
-    finally:
-        os.close(parent)
     return PoolFile(fd, layout, worker, path)
 
 

@@ -54,28 +54,20 @@ class Backoff:
 class Direction(Enum):
     """The direction of calls that a breaker guards: a full disk must stop stores, but not loads."""
 
-    #: Lookups and loads.
-    READ = "read"
-    #: Stores.
-    WRITE = "write"
+    READ = "read"  # lookups, loads and touches
+    WRITE = "write"  # stores, deletes and purges
 
 
 class BreakerState(Enum):
-    #: Calls are made.
     CLOSED = "closed"
-    #: No calls are made; a probe follows after a pause.
-    OPEN = "open"
-    #: A probe is running; no other calls are made yet.
-    HALF_OPEN = "half_open"
+    OPEN = "open"  # no calls are made; a probe follows after a pause
+    HALF_OPEN = "half_open"  # a probe runs, but no other call
 
 
 class Outcome(Enum):
-    #: The tier answered. A missing chunk also counts as an answer.
-    ANSWERED = "answered"
-    #: The call was too slow. It counts as a failure among the recent calls, but not in the run of
-    #: consecutive failures, because a healthy tier may be slow under load.
+    ANSWERED = "answered"  # even if the chunk is missing
+    #: Not a consecutive failure, because a healthy tier may be slow under load.
     LATE = "late"
-    #: The tier failed.
     FAILED = "failed"
     #: Only the call's objects failed. Several failed objects may mean that the tier is broken.
     FAULTY = "faulty"
@@ -110,15 +102,11 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self.wait_s = 0.0
         self._failures = options.breaker_failures
-        self._backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
+        self.backoff = Backoff(options.probe_interval_s, options.max_probe_interval_s, rng)
         self._row = 0
-        # One entry per recent call: false if the tier answered, true otherwise.
+        # False for each recent call that the tier answered, true for the others.
         self._recent: deque[bool] = deque(maxlen=options.breaker_window)
         self._faulty: set[OffloadKey] = set()  # faulty objects since the last successful transfer
-
-    @property
-    def pause_s(self) -> float:
-        return self._backoff.pause_s
 
     @property
     def is_closed(self) -> bool:
@@ -149,16 +137,15 @@ class Breaker:
         self.state = BreakerState.HALF_OPEN
 
     def end_probe(self, succeeded: bool) -> None:
-        """Close the breaker after a successful probe; otherwise open it for a longer pause."""
         if not succeeded:
             self._open()
             return
         self.state = BreakerState.CLOSED
-        self._backoff.reset()
+        self.backoff.reset()
         self._row = 0
         self._recent.clear()
         self._faulty.clear()
 
     def _open(self) -> None:
         self.state = BreakerState.OPEN
-        self.wait_s = self._backoff.next_s()
+        self.wait_s = self.backoff.next_s()

@@ -9,7 +9,7 @@ from kvtier_sdk.types import Region
 
 
 class BufferArena:
-    """A pool of buffers of one length, cut from one mapping that a tier can register for RDMA."""
+    """Buffers of equal length in one mapping, which a tier can register for RDMA."""
 
     def __init__(self, buffer_bytes: int, count: int) -> None:
         self._buffer_bytes = buffer_bytes
@@ -28,7 +28,7 @@ class BufferArena:
         return Region.of(self._memory)
 
     def take(self, count: int) -> list[memoryview]:
-        """Lend ``count`` buffers, which may hold old content. ``count`` must be at least 1."""
+        """Lend ``count`` buffers, at least one. Their content is undefined."""
         while len(self._free) < count:
             end = self._uncut + self._buffer_bytes
             if end > len(self._memory):

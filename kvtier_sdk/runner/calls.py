@@ -12,19 +12,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvtier_sdk.aio.blocking import run_blocking
+from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import ConfigError, TierAuthError, TierContractError, TierError
 from kvtier_sdk.namespace import StoredNamespace
 from kvtier_sdk.options.secrets import Secrets, masked_error
 from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.runner.loop_thread import close_tier
 from kvtier_sdk.types import Capability, Entry, OffloadKey, RequestContext, Transfer, Usage
 
 T = TypeVar("T")
 
-#: The maximum number of chunks to delete per call.
-_DELETE_CHUNKS = 256
+_MOST_DELETED = 256
 
 
 class NonsenseError(Exception):
@@ -33,23 +32,26 @@ class NonsenseError(Exception):
 
 @dataclass(eq=False)
 class TierCaller:
-    """A wrapper of a tier. Each call returns valid results or raises :class:`TierError`.
+    """A tier whose calls return valid results or raise :class:`TierError`.
 
-    A tier that returns a wrong number or type of results cannot be trusted. Such a tier goes into
-    quarantine: every later call fails with the same message. An exception other than a
-    :class:`TierError`, or an invalid answer to ``usage``, fails only its own call or chunk.
-    If the store refuses a secret and the secret's file has changed, the call is repeated once.
+    A wrong number or type of results puts the tier into quarantine: every later call fails with the
+    same message. Other errors, and an invalid answer to ``usage``, fail only their own call or
+    chunk. If the store refuses a secret whose file has changed, the call is repeated once.
     """
 
     _make_tier: Callable[[], SecondaryTierManager]
     _secrets: Secrets
-    _log: TierLog
+    log: TierLog
     quarantine: TierContractError | None = None
     _is_used: bool = False
     _version: int = 0  # the number of times that a secret has changed
 
     def __post_init__(self) -> None:
         self.tier = self._new_tier()
+
+    @property
+    def clock(self) -> Clock:
+        return self.tier.context.clock
 
     @property
     def can_delete(self) -> bool:
@@ -63,7 +65,7 @@ class TierCaller:
 
     async def _open_once(self) -> None:
         if self._is_used:
-            await close_tier(self.close, self._log)
+            await self.close()
             self.tier = self._new_tier()
         self._is_used = True
         await self._once("open", self.tier.open)
@@ -76,7 +78,13 @@ class TierCaller:
         raise masked
 
     async def close(self) -> None:
-        await self._once("close", self.tier.close)
+        """Close the tier; log an error instead of raising it."""
+        try:
+            await self.tier.close()
+        except BaseException as error:
+            if is_not_tiers(error):
+                raise
+            self.log.exception("closing the tier failed")
 
     async def lookup(self, keys: Sequence[OffloadKey], request: RequestContext) -> Sequence[bool]:
         answer = await self._guarded("lookup", lambda: self.tier.lookup(keys, request))
@@ -117,10 +125,11 @@ class TierCaller:
     async def usage(self) -> Usage:
         answer = await self._guarded("usage", lambda: self.tier.usage())
         try:
-            return usage_in(answer)
-        except NonsenseError as nonsense:
-            fault = TierContractError(f"returned {nonsense}")
-            raise fault.labelled(self._log.tier, "usage") from None
+            numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
+            return Usage(*numbers)
+        except TypeError:
+            fault = TierContractError(f"returned {_misplaced(answer, 'a Usage of numbers')}")
+            raise fault.labelled(self.log.tier, "usage") from None
 
     async def delete_all(self) -> None:
         """Delete every chunk that ``scan`` lists. After a cancellation, some chunks may remain."""
@@ -130,7 +139,7 @@ class TierCaller:
 
         # List all keys first, because deletions during a listing may make the listing skip chunks.
         keys = list(dict.fromkeys(await self._renewing(list_keys)))
-        most = min(_DELETE_CHUNKS, self.tier.max_batch_keys or _DELETE_CHUNKS)
+        most = min(_MOST_DELETED, self.tier.max_batch_keys or _MOST_DELETED)
         for start in range(0, len(keys), most):
             await self.delete(keys[start : start + most])
 
@@ -145,12 +154,15 @@ class TierCaller:
     ) -> AsyncIterator[T]:
         items = iterate()
         ended: Any = object()
-        while True:
-            # Do not retry a refused call, because an iterator ends after an error.
-            item = await self._once(operation, lambda: anext(items, ended))
-            if item is ended:
-                return
-            yield self._read(operation, item_in, item, kind)
+
+        def checked(item: Any) -> T:
+            if not isinstance(item, kind):
+                raise _misplaced(item, kind.__name__)
+            return item
+
+        # Do not retry a refused call, because an iterator ends after an error.
+        while (item := await self._once(operation, lambda: anext(items, ended))) is not ended:
+            yield self._read(operation, checked, item)
 
     async def _renewing(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make the call; repeat it once if the store refused an outdated secret."""
@@ -166,9 +178,8 @@ class TierCaller:
         return await self._renewing(lambda: self._once(operation, call))
 
     async def _once(self, operation: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Make one call, and raise each of its errors as a :class:`TierError`."""
-        # Exceptions: ``open`` can raise a ConfigError, and ``close`` the tier's own error, masked.
-        if self.quarantine is not None and operation != "close":
+        """Make one call. Raise an error as a TierError or ConfigError, with secrets masked."""
+        if self.quarantine is not None:
             # Clear the traceback, because each raise would add frames to this long-lived error.
             raise self.quarantine.with_traceback(None)
         try:
@@ -189,16 +200,14 @@ class TierCaller:
             return read(*answer)
         except NonsenseError as nonsense:
             error = TierContractError(f"returned {nonsense}; the tier is not used any more")
-        self.quarantine = error.labelled(self._log.tier, operation)
+        self.quarantine = error.labelled(self.log.tier, operation)
         raise error
 
     def _shown(self, error: BaseException, operation: str) -> BaseException:
-        if operation == "close":
-            return masked_error(error, self._secrets)  # it is only logged
         if operation != "open" or not isinstance(error, ConfigError):
             return self._fault(error, operation)
         shown = masked_error(error, self._secrets)
-        fault = ConfigError(f"tier {self._log.tier!r}: {shown}")
+        fault = ConfigError(f"tier {self.log.tier!r}: {shown}")
         fault.__cause__ = shown
         return fault
 
@@ -209,10 +218,10 @@ class TierCaller:
         elif not isinstance(fault, TierError):
             shown, fault = fault, TierContractError(f"raised {type(fault).__name__}: {fault}")
             fault.__cause__ = shown
-        return fault.labelled(self._log.tier, operation)
+        return fault.labelled(self.log.tier, operation)
 
     async def _has_new_secret(self, version: int) -> bool:
-        """Return true if a secret is newer than ``version``; read the secrets' files if needed."""
+        """Return true if a secret is newer than ``version``, after reading changed files."""
         if self._secrets.files and version == self._version:
             await run_blocking(self._read_secrets)
         return version != self._version
@@ -222,17 +231,16 @@ class TierCaller:
             try:
                 if file.read_again():
                     self._version += 1
-                    self._log.warning("the store refused; a new secret was read from %s", file.path)
+                    self.log.warning("the store refused; a new secret was read from %s", file.path)
             except (OSError, ValueError) as error:
                 fault = getattr(error, "strerror", None) or error
-                text = f"{self._log.tier}: {file.path} cannot be read again: {fault}"
-                self._log.often(logging.WARNING, f"secret in {file.path}", text)
+                text = f"{self.log.tier}: {file.path} cannot be read again: {fault}"
+                self.log.often(logging.WARNING, f"secret in {file.path}", text)
 
 
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, a generator's exit, and a cancellation of the running task."""
-    # A SystemExit counts as the tier's error, because it must end neither the loop nor the process.
-    # So does the BaseException that a Rust client raises when it panics.
+    # Neither a tier's SystemExit nor a panic in its Rust client may end the loop or the process.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -256,26 +264,12 @@ def verdicts_in(answer: Any, count: int) -> list[TierError | None]:
     return verdicts
 
 
-def item_in(item: Any, kind: type[T]) -> T:
-    if not isinstance(item, kind):
-        raise _misplaced(item, kind.__name__)
-    return item
-
-
-def usage_in(answer: Any) -> Usage:
-    try:
-        numbers: Any = [None if n is None else operator.index(n) for n in astuple(answer)]
-        return Usage(*numbers)
-    except TypeError:
-        raise _misplaced(answer, "a Usage of numbers") from None
-
-
 def _items(answer: Any, count: int) -> list[Any]:
     try:
         given = len(answer)
     except TypeError:
         given = -1
-    # Reject mappings and sets, because they do not hold the results in order.
+    # Reject mappings and sets, because they do not keep the results in order.
     if given < 0 or isinstance(answer, Mapping | Set):
         raise NonsenseError(f"a {type(answer).__name__} for a batch of {count}")
     if given != count:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
-from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.compression import ChunkCompressor, Moved
-from kvtier_sdk.runner.jobs import Job, Operation
+from kvtier_sdk.runner.compression import ChunkCompressor
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import OffloadKey, Transfer
 
@@ -22,16 +22,16 @@ _MAX_UNLOADED = 65_536
 
 @dataclass(eq=False)
 class ChunkMover:
-    """A mover of batches of chunks between the host pool and a tier.
+    """Moves batches of chunks between the host pool and a tier.
 
     A tier may skip the store of a chunk that it already has, so a broken chunk would stay broken.
     Therefore the store after a failed load sets :attr:`Transfer.replace`. If the SDK may delete
-    chunks, the mover also deletes a chunk that is certainly damaged.
+    chunks, a chunk that no engine can use is also deleted.
     """
 
     _call: TierCaller
     _header: ChunkHeader
-    _memory: SlotMemory
+    _memory: PoolMemory
     _headers: BufferArena
     _sealer: ChunkSealer | None
     _compressor: ChunkCompressor
@@ -48,7 +48,7 @@ class ChunkMover:
         headers = self._headers.take(len(batch))
         is_store = job.operation is Operation.STORE
         try:
-            lent = {
+            yield {
                 index: Transfer(
                     job.keys[index],
                     job.request,
@@ -59,12 +59,11 @@ class ChunkMover:
                 )
                 for index, header in zip(batch, headers, strict=True)
             }
-            yield lent
         finally:
             self._headers.give_back(headers)
 
     async def call(
-        self, operation: Operation, transfers: dict[int, Transfer], moved: Moved
+        self, operation: Operation, transfers: dict[int, Transfer], result: JobResult
     ) -> dict[int, TierError | None]:
         """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
         tier = self._compressor.gate or self._sealer or self._call
@@ -78,18 +77,17 @@ class ChunkMover:
             while len(self._unloaded) > _MAX_UNLOADED:
                 del self._unloaded[next(iter(self._unloaded))]
             return dict(zip(transfers, await tier.transfer(operation, batch), strict=True))
-        async with self._compressor.compressing(batch, moved) as sent:
+        async with self._compressor.compressing(batch, result) as sent:
             errors = dict(zip(transfers, await tier.transfer(operation, sent), strict=True))
             for transfer, error in zip(sent, errors.values(), strict=True):
                 if error is None:
-                    moved.count(transfer, self._context)
-        self._trust(transfers[index] for index, error in errors.items() if error is None)
+                    self._moved(transfer, result)
         return errors
 
     async def verify(
-        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], moved: Moved
+        self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], result: JobResult
     ) -> None:
-        """Verify and expand loaded chunks; add errors to ``errors``, and delete useless chunks."""
+        """Verify and expand loaded chunks; add errors to ``errors``, and delete damaged chunks."""
         if self._sealer is None:  # a sealer has already checked the chunks
             for index, error in errors.items():
                 if error is None:
@@ -98,32 +96,28 @@ class ChunkMover:
                     except CorruptChunkError as damage:
                         errors[index] = damage
         intact = [index for index, error in errors.items() if error is None]
-        expanded = await self._compressor.expand([transfers[index] for index in intact], moved)
+        expanded = await self._compressor.expand([transfers[index] for index in intact], result)
         errors.update(zip(intact, expanded, strict=True))
-        for index in intact:
-            if errors[index] is None:
-                moved.count(transfers[index], self._context)
-        for error in errors.values():
-            if error is not None:
-                error.labelled(self._context.name, Operation.LOAD.value)
-        self._trust(
-            transfers[index]
-            for index, error in errors.items()
-            if error is None or isinstance(error, ChunkNotFoundError)
-        )
-        useless = [transfers[index].key for index, error in errors.items() if _is_useless(error)]
+        useless = []
+        for index, error in errors.items():
+            transfer = transfers[index]
+            if error is None:
+                self._moved(transfer, result)
+                continue
+            error.labelled(self._context.name, Operation.LOAD.value)
+            is_foreign = isinstance(error, ChunkAuthError) and error.unknown_key
+            if isinstance(error, ChunkNotFoundError):
+                self._unloaded.pop(transfer.key, None)
+            elif isinstance(error, CorruptChunkError) and not is_foreign:
+                useless.append(transfer.key)
         if useless and self._call.can_delete:
             try:
                 await self._call.delete(useless)
             except TierError as error:
                 self._context.logger.warning("%s", error)
 
-    def _trust(self, transfers: Iterable[Transfer]) -> None:
-        for transfer in transfers:
-            self._unloaded.pop(transfer.key, None)
-
-
-def _is_useless(error: TierError | None) -> bool:
-    """Return true if no engine can use the chunk, regardless of its sealing keys."""
-    is_foreign = isinstance(error, ChunkAuthError) and error.unknown_key
-    return isinstance(error, CorruptChunkError) and not is_foreign
+    def _moved(self, transfer: Transfer, result: JobResult) -> None:
+        self._unloaded.pop(transfer.key, None)
+        stored_bytes = len(transfer.arrived)
+        result.object_bytes += self._context.header_bytes + stored_bytes
+        result.compressed_chunks += stored_bytes < self._context.payload_bytes

@@ -6,7 +6,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import log2
 from statistics import linear_regression, mean, median
@@ -15,12 +15,11 @@ from typing import NamedTuple, TypeVar
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.codecs.planes import Planes
-from kvtier_sdk.contract import TierContext
 from kvtier_sdk.errors import ChunkError, TierError
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
-from kvtier_sdk.runner.jobs import Operation
+from kvtier_sdk.runner.jobs import JobResult, Operation
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.sealing import ChunkSealer
 from kvtier_sdk.types import Transfer
@@ -41,57 +40,11 @@ _LENGTHS_PER_OCTAVE = 4
 _MARGIN = 1.25
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The expected effect of compressing a chunk. ``ratio`` is plain length / compressed length."""
-
-    ratio: float
-    sooner_s: float
-    expand_s: float
-
-    def __str__(self) -> str:
-        return (
-            f"a chunk becomes {self.ratio:.2f} times smaller and arrives "
-            f"{1e3 * self.sooner_s:.2f} ms sooner; expanding it takes {1e3 * self.expand_s:.2f} ms"
-        )
-
-
-class Trial(NamedTuple):
+class _Trial(NamedTuple):
     plain_bytes: int
     coded_bytes: int
     expand_s: float
     idle_cores: float
-
-
-@dataclass(eq=False)
-class CoderTrials:
-    """The latest trials of a coder on real chunks, as the basis of an :class:`Outlook`."""
-
-    _coder: Planes
-    _alignment: int
-    _clock: Clock
-    _trials: deque[Trial] = field(default_factory=lambda: deque(maxlen=_TRIALS))
-
-    def try_out(self, plain: memoryview, scratch: memoryview) -> None:
-        """Measure the coder on a chunk. Any thread may call this."""
-        coded_bytes = self._coder.encode(plain, scratch, self._alignment)
-        started_s = self._clock.now_s()
-        if coded_bytes:
-            self._coder.decode(scratch, coded_bytes, len(plain))
-        expand_s = self._clock.now_s() - started_s
-        idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
-        self._trials.append(Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
-
-    def outlook(self, byte_s: float, running: float) -> Outlook:
-        """Estimate how compression affects ``running`` loads that take ``byte_s`` per byte."""
-        last = self._trials[-1]
-        coded_bytes = median(trial.coded_bytes for trial in self._trials)
-        expand_s = median(trial.expand_s for trial in self._trials)
-        return Outlook(
-            last.plain_bytes / coded_bytes,
-            byte_s * (last.plain_bytes - coded_bytes),
-            expand_s / max(1, min(running, last.idle_cores)),
-        )
 
 
 class _Call(NamedTuple):
@@ -102,22 +55,23 @@ class _Call(NamedTuple):
 
 @dataclass(eq=False)
 class CompressionGate:
-    """A wrapper of a tier that times its calls, and decides whether to compress stores.
+    """Times a tier's loads and stores, and decides whether to compress chunks.
 
-    The gate estimates the time per byte from loads, or from stores until there are enough loads.
-    Only calls of different lengths separate latency from transfer time, so the gate keeps some
-    calls of each length. Concurrent calls share a link, so each call's time is divided by their
-    number. The time to expand a chunk is divided likewise, up to the number of idle cores.
+    The gate estimates the time per byte from loads, or from stores until there are enough loads. It
+    keeps calls of different lengths, which separate latency from transfer time. Concurrent calls
+    share a link and the idle cores, so the times to load and to expand are divided by their number.
     """
 
     _tier: TierCaller | ChunkSealer
-    trials: CoderTrials
+    _coder: Planes
+    _alignment: int
     _clock: Clock
     _log: TierLog
     is_open: bool = False  # true if the next store should be compressed
     _stores_begun: int = 0
 
     def __post_init__(self) -> None:
+        self._trials: deque[_Trial] = deque(maxlen=_TRIALS)
         self._calls: dict[Operation, defaultdict[int, deque[_Call]]] = {
             operation: defaultdict(lambda: deque(maxlen=_CALLS_OF_LENGTH))
             for operation in (Operation.LOAD, Operation.STORE)
@@ -127,7 +81,6 @@ class CompressionGate:
     async def transfer(
         self, operation: Operation, batch: Sequence[Transfer]
     ) -> Sequence[TierError | None]:
-        """Call the tier, and record the call's time if all chunks were moved."""
         self._running[operation] += 1
         running = self._running[operation]
         started_s = self._clock.now_s()
@@ -146,23 +99,42 @@ class CompressionGate:
     def begin_store(self) -> bool:
         """Count a store; return true if it should try the coder on one of its chunks."""
         self._stores_begun += 1
-        first = self._stores_begun <= _FIRST_STORES
-        return first or self._stores_begun % _STORES_PER_TRIAL == 0
+        return self._stores_begun <= _FIRST_STORES or self._stores_begun % _STORES_PER_TRIAL == 0
+
+    def try_out(self, plain: memoryview, scratch: memoryview) -> None:
+        """Measure the coder on a chunk. Any thread may call this."""
+        coded_bytes = self._coder.encode(plain, scratch, self._alignment)
+        started_s = self._clock.now_s()
+        if coded_bytes:
+            self._coder.decode(scratch, coded_bytes, len(plain))
+        expand_s = self._clock.now_s() - started_s
+        idle_cores = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+        self._trials.append(_Trial(len(plain), coded_bytes or len(plain), expand_s, idle_cores))
 
     def decide(self) -> None:
-        """Open or close the gate, if there are enough measurements."""
         loads, stores = (
             [call for calls in of.values() for call in calls] for of in self._calls.values()
         )
         calls = loads if len(loads) >= _FEWEST_CALLS else stores
         if len(calls) < _FEWEST_CALLS:
             return
-        outlook = self.trials.outlook(_byte_s(calls), mean(call.running for call in calls))
-        margin = 1 if self.is_open else _MARGIN
-        is_open = outlook.sooner_s > margin * outlook.expand_s
+        trials = list(self._trials)  # another store's trial may end meanwhile
+        last = trials[-1]
+        coded_bytes = median(trial.coded_bytes for trial in trials)
+        sooner_s = _byte_s(calls) * (last.plain_bytes - coded_bytes)
+        expansions = max(1, min(mean(call.running for call in calls), last.idle_cores))
+        expand_s = median(trial.expand_s for trial in trials) / expansions
+        is_open = sooner_s > expand_s * (1 if self.is_open else _MARGIN)
         if is_open is not self.is_open:
             self.is_open = is_open
-            self._log.info("%s: %s", "compresses chunks" if is_open else "stores plain", outlook)
+            self._log.info(
+                "%s: a chunk becomes %.2f times smaller and arrives %.2f ms sooner; "
+                "expanding it takes %.2f ms",
+                "compresses chunks" if is_open else "stores plain",
+                last.plain_bytes / coded_bytes,
+                1e3 * sooner_s,
+                1e3 * expand_s,
+            )
 
 
 def _byte_s(calls: Sequence[_Call]) -> float:
@@ -174,27 +146,12 @@ def _byte_s(calls: Sequence[_Call]) -> float:
     return max(0.0, linear_regression(lengths, shares_s).slope)
 
 
-@dataclass(slots=True)
-class Moved:
-    """A running total of a job's moved bytes and chunks, for the :class:`JobResult`."""
-
-    object_bytes: int = 0
-    compressed_chunks: int = 0
-    coding_s: float = 0.0
-
-    def count(self, transfer: Transfer, context: TierContext) -> None:
-        stored_bytes = len(transfer.arrived)
-        self.object_bytes += context.header_bytes + stored_bytes
-        self.compressed_chunks += stored_bytes < context.payload_bytes
-
-
 @dataclass(eq=False)
 class ChunkCompressor:
-    """A compressor that works in threads, so that it does not block the tier's loop.
+    """Compresses and expands chunks in threads, because the work would block the tier's loop.
 
-    Compression needs a ``coder`` and ``scratch``. If the option ``compress`` is ``auto``, it also
-    needs an open ``gate``. The compressor always expands chunks, because other engines that share
-    the chunks may have compressed them.
+    If the option ``compress`` is ``auto``, the gate decides whether to compress. Compressed chunks
+    are expanded whatever the option is, because another engine may have stored them.
     """
 
     _chunk_bytes: int
@@ -211,9 +168,9 @@ class ChunkCompressor:
 
     @asynccontextmanager
     async def compressing(
-        self, batch: Sequence[Transfer], moved: Moved
+        self, batch: Sequence[Transfer], result: JobResult
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield transfers with compressed payloads; the payloads of other chunks stay plain."""
+        """Yield the transfers to store, with compressed payloads where that makes them shorter."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch
@@ -222,12 +179,12 @@ class ChunkCompressor:
         try:
             if gate is not None and gate.begin_store():
                 plain = batch[0].payload[: self._chunk_bytes]
-                work = partial(gate.trials.try_out, plain, scratch[0])
-                await self._timed(moved, work)
+                work = partial(gate.try_out, plain, scratch[0])
+                await self._timed(result, work)
                 gate.decide()
             if gate is None or gate.is_open:
                 compress = partial(self._compress, self._coder, batch, scratch)
-                batch = await self._timed(moved, compress)
+                batch = await self._timed(result, compress)
             yield batch
         finally:
             self._scratch.give_back(scratch)
@@ -242,12 +199,14 @@ class ChunkCompressor:
             sent.append(transfer.compressed(buffer[:size_bytes]) if size_bytes else transfer)
         return sent
 
-    async def expand(self, transfers: Sequence[Transfer], moved: Moved) -> list[ChunkError | None]:
+    async def expand(
+        self, transfers: Sequence[Transfer], result: JobResult
+    ) -> list[ChunkError | None]:
         """Expand compressed chunks in place, after the transfers were loaded and verified."""
         # Return early if no chunk is compressed. A compressed payload is shorter than its buffer.
         if all(len(transfer.arrived) == len(transfer.payload) for transfer in transfers):
             return [None] * len(transfers)
-        return await self._timed(moved, lambda: [self._expand(transfer) for transfer in transfers])
+        return await self._timed(result, lambda: [self._expand(transfer) for transfer in transfers])
 
     def _expand(self, transfer: Transfer) -> ChunkError | None:
         if len(transfer.arrived) < len(transfer.payload):
@@ -258,13 +217,13 @@ class ChunkCompressor:
                 return fault.with_traceback(None)
         return None
 
-    async def _timed(self, moved: Moved, work: Callable[[], T]) -> T:
-        """Run ``work()`` in a thread, and add its duration to ``moved.coding_s``."""
+    async def _timed(self, result: JobResult, work: Callable[[], T]) -> T:
+        """Run ``work()`` in a thread, and add its duration to ``result.coding_s``."""
 
         def timed() -> tuple[T, float]:
             started_s = self._clock.now_s()
             return work(), self._clock.now_s() - started_s
 
-        result, took_s = await run_blocking(timed)
-        moved.coding_s += took_s
-        return result
+        done, took_s = await run_blocking(timed)
+        result.coding_s += took_s
+        return done

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.events import Announce
-from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.runner import PoolMemory, ProcessRunner, ThreadRunner
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import fault_of
 from kvtier_sdk.types import Locality, Medium
+
+_NOT_SHARED = (
+    "the host pool is of one process: make it with open_pool, HostPool.create or HostPool.join"
+)
 
 
 def wants_process(spec: TierSpec) -> bool:
@@ -21,30 +23,18 @@ def wants_process(spec: TierSpec) -> bool:
     tier_class = spec.tier_class
     if tier_class.needs_process:
         return True
-    # A tier outside this machine's memory waits for I/O. In a thread, each wake-up would compete
-    # for the engine's interpreter lock.
+    # In a thread, a tier that waits for I/O would compete for the engine's interpreter lock.
     outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
     return option == "process" or (option == "auto" and outside)
 
 
 def make_runner(
-    spec: TierSpec,
-    pool: PoolMemory,
-    *,
-    namespace: Namespace,
-    clock: Clock,
-    notify: Callable[[], None] | None = None,
-    announce: Announce | None = None,
+    spec: TierSpec, pool: PoolMemory, *, clock: Clock, **others: Any
 ) -> ThreadRunner | ProcessRunner:
     """Create the runner; raise ConfigError if a separate process is required but impossible."""
     runner: type[ThreadRunner | ProcessRunner] = ThreadRunner
     if wants_process(spec):
-        fault: str | None = (
-            "the host pool is of one process: make it with open_pool, HostPool.create or "
-            "HostPool.join"
-        )
-        if pool.is_shared:
-            fault = fault_of(spec)
+        fault = fault_of(spec) if pool.is_shared else _NOT_SHARED
         if fault is None:
             runner = ProcessRunner
         elif spec.tier_class.needs_process:
@@ -59,6 +49,4 @@ def make_runner(
             TierLog(spec.name, clock).warning(
                 "runs in a thread, which may slow the engine down: %s", fault
             )
-    return runner(
-        spec, namespace=namespace, pool=pool, clock=clock, notify=notify, announce=announce
-    )
+    return runner(spec, pool=pool, clock=clock, **others)

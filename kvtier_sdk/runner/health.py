@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import BreakerMoved, Operation
-from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import OffloadKey, RequestContext, Transfer, make_offload_key
 
 #: The key of the probes' chunk. Its KV-cache group is higher than any model's.
@@ -45,23 +43,18 @@ class DirectionHealth:
     _header: ChunkHeader
     _memory: memoryview  # for all probes, because only one probe runs at a time
     _options: RunnerOptions
-    _rng: random.Random
+    _breaker: Breaker
     _report: Callable[[BreakerMoved], None]
     _refuse_queued: Callable[[Direction], None]
     _is_blocked: Callable[[Direction, float], bool]
     _give_up: Callable[[], None] | None
-    _log: TierLog
     _prober: asyncio.Task[None] | None = None
     _attempt: asyncio.Task[bool] | None = None
     _hindered_s: float = 0.0  # the time for which hanging calls have prevented probes
 
-    def __post_init__(self) -> None:
-        self._clock = self._call.tier.context.clock
-        self._breaker = Breaker(self._options, self._rng)
-
     @property
     def admits(self) -> bool:
-        """True if jobs may start. In quarantine, jobs start but fail without a call to the tier."""
+        """True if jobs may start. In quarantine, they start and fail without a call to the tier."""
         return self._breaker.is_closed or self._call.quarantine is not None
 
     @property
@@ -72,34 +65,34 @@ class DirectionHealth:
     def note(self, outcome: Outcome, reason: str, objects: Sequence[OffloadKey] = ()) -> None:
         if self._call.quarantine is not None or not self._breaker.note(outcome, objects):
             return
-        self._log.often(
+        self._call.log.often(
             logging.WARNING,
             f"{self._direction.value} breaker",
-            f"{self._log.tier}: {self._direction.value}s are refused until a probe succeeds; "
+            f"{self._call.log.tier}: {self._direction.value}s are refused until a probe succeeds; "
             f"the last failure: {reason}",
         )
         self._tell()
-        self._prober = self._clock.spawn(self._probe(), name=f"{self._direction.value} prober")
+        self._prober = self._call.clock.spawn(self._probe(), name=f"{self._direction.value} prober")
         self._refuse_queued(self._direction)
 
     def _tell(self) -> None:
         self._report(BreakerMoved(self._direction, self._breaker.state))
 
     async def _probe(self) -> None:
-        refused_s = self._clock.now_s()
+        refused_s = self._call.clock.now_s()
         while not self._breaker.is_closed:
-            await self._clock.sleep(self._breaker.wait_s)
+            await self._call.clock.sleep(self._breaker.wait_s)
             if self._call.quarantine is not None:
                 return
             self._breaker.begin_probe()
             self._tell()
             self._breaker.end_probe(await self._succeeds())
             self._tell()
-        refused_for = format_seconds(self._clock.now_s() - refused_s)
-        self._log.often(
+        refused_for = format_seconds(self._call.clock.now_s() - refused_s)
+        self._call.log.often(
             logging.WARNING,
             f"{self._direction.value} recovery",
-            f"{self._log.tier}: {self._direction.value}s are taken again, after {refused_for}",
+            f"{self._call.log.tier}: {self._direction.value}s are taken again, after {refused_for}",
             ends_outage=True,
         )
 
@@ -107,33 +100,32 @@ class DirectionHealth:
         if self._attempt is not None and not self._attempt.done():
             self._note_hindered("a probe hangs")
             return False
-        if self._is_blocked(self._direction, self._clock.now_s()):
+        if self._is_blocked(self._direction, self._call.clock.now_s()):
             self._note_hindered(NO_ROOM)
             return False
         self._hindered_s = 0.0
-        attempt = self._clock.spawn(self._attempt_once(), name=f"{self._direction.value} probe")
-        self._attempt = attempt
-        # A probe may take as long as the pause before it, but no longer than a load or store. So
-        # the first probes detect a quick recovery, and later probes give a slow tier more time.
+        name = f"{self._direction.value} probe"
+        self._attempt = attempt = self._call.clock.spawn(self._attempt_once(), name=name)
         try:
             is_read = self._direction is Direction.READ
             options = self._options
             deadline_s = options.load_deadline_s if is_read else options.store_deadline_s
-            within_s = min(self._breaker.pause_s, deadline_s)
-            if not await wait_within(self._clock, within_s, [attempt]):
+            # The first probes detect a quick recovery; later probes give a slow tier more time.
+            within_s = min(self._breaker.backoff.pause_s, deadline_s)
+            if not await wait_within(self._call.clock, within_s, [attempt]):
                 return False
         finally:
-            # If the probe ignores the cancellation, it must end before the next probe starts.
+            # A probe that ignores the cancellation prevents further probes until it ends.
             attempt.cancel()
         return not attempt.cancelled() and attempt.result()
 
     def _note_hindered(self, hindrance: str) -> None:
         if self._hindered_s >= _HANG_S:
             return
-        self._hindered_s += self._breaker.pause_s
+        self._hindered_s += self._breaker.backoff.pause_s
         if self._hindered_s < _HANG_S:
             return
-        self._log.warning(
+        self._call.log.warning(
             "%ss stay refused: %s, and nothing but the end of the process ends them",
             self._direction.value,
             hindrance,
@@ -153,21 +145,21 @@ class DirectionHealth:
                     with contextlib.suppress(TierError):
                         await self._call.delete([CANARY_KEY])
         except (TierError, TimeoutError) as error:
-            self._log.debug("%s probe: %s", self._direction.value, error or "too slow")
+            self._call.log.debug("%s probe: %s", self._direction.value, error or "too slow")
             return False
         except Exception:
-            self._log.exception("a probe failed inside the SDK")
+            self._call.log.exception("a probe failed inside the SDK")
             return False
         return True
 
     async def _look(self) -> None:
-        asked_s = self._clock.now_s()
+        asked_s = self._call.clock.now_s()
         await self._call.lookup([CANARY_KEY], _PROBER)
         # The first lookup may exceed the lookup deadline, because it may need to reconnect. If so,
         # a second lookup uses the open connection and must meet the deadline.
         deadline_s = self._options.lookup_deadline_s
-        if self._clock.now_s() - asked_s > deadline_s:
-            async with self._clock.timeout(deadline_s):
+        if self._call.clock.now_s() - asked_s > deadline_s:
+            async with self._call.clock.timeout(deadline_s):
                 await self._call.lookup([CANARY_KEY], _PROBER)
 
     async def _move(self, operation: Operation) -> None:

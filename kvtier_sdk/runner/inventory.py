@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
 from kvtier_sdk.events import EventLog, parents_first
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import Job, Operation
-from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
-#: The maximum number of keys in an event, and the pause after each event of a scan. The pauses let
-#: the tier's calls and the engine run during a long scan.
+#: The maximum number of keys in an event. A scan pauses after each event for the tier's calls.
 _EVENT_KEYS = 256
 _PAUSE_S = 0.01
 #: A scan yields to the loop's other tasks after this many entries.
@@ -39,17 +36,14 @@ class Inventory:
     """
 
     _call: TierCaller
-    _clock: Clock
     _interval_s: float
     _events: EventLog
     _may_scan: Callable[[], bool]
-    _log: TierLog
     _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
-    # Maps each chunk to the number of the last scan that found it or that began before its store.
+    # The number of the latest scan at the time when each chunk was last found or stored.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
-    # The chunks removed during each running store or scan.
-    _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)
+    _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)  # see :meth:`during`
     _bare: set[OffloadKey] = field(default_factory=set)  # known chunks whose notes are missing
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,7 +64,12 @@ class Inventory:
     ) -> None:
         """Add a store's chunks, except ``gone``; remove a load's missing and damaged chunks."""
         if job.operation is not Operation.STORE:
-            self.removed(job.keys[i] for i, error in errors.items() if _is_gone(error))
+            lost = ChunkNotFoundError | CorruptChunkError
+            self.removed(
+                job.keys[index]
+                for index, error in errors.items()
+                if isinstance(error, lost) and not isinstance(error, ChunkAuthError)
+            )
         elif self._events.is_heard:
             told = job.notes or [b""] * len(job.keys)
             stored = {job.keys[i]: told[i] for i, error in errors.items() if error is None}
@@ -103,22 +102,21 @@ class Inventory:
             return
         self._events.reset()
         while Capability.SCAN in self._call.tier.capabilities:
-            began_s = self._clock.now_s()
+            began_s = self._call.clock.now_s()
             try:
                 if self._may_scan():
                     await self._scan()
                 if self._segments is not None:
                     await self._segments.save()
             except (TierError, TimeoutError) as error:
-                self._log.debug("its inventory stands still: %s", error or "too slow")
-            rest_s = _REST * (self._clock.now_s() - began_s)
-            await self._clock.sleep(max(self._interval_s, rest_s))
+                self._call.log.debug("its inventory stands still: %s", error or "too slow")
+            rest_s = _REST * (self._call.clock.now_s() - began_s)
+            await self._call.clock.sleep(max(self._interval_s, rest_s))
 
     async def close(self) -> None:
-        """Write the last notes. If the write fails, the notes are lost."""
         if self._segments is not None:
             with suppress(TierError, TimeoutError):
-                async with self._clock.timeout(_LAST_NOTES_S):
+                async with self._call.clock.timeout(_LAST_NOTES_S):
                     await self._segments.save()
 
     async def _scan(self) -> None:
@@ -138,19 +136,19 @@ class Inventory:
                         found[key] = b""
                 count += 1
                 if count % _TURN_ENTRIES == 0:
-                    await self._clock.sleep(0)
+                    await self._call.clock.sleep(0)
             if self._segments is not None:
                 await self._segments.read(segments, lambda notes: self._take(notes, found))
             for part in _parts(parents_first(found)):
                 with self._lock:
                     self._add({key: found[key] for key in part if key not in gone})
-                await self._clock.sleep(_PAUSE_S)
+                await self._call.clock.sleep(_PAUSE_S)
         with self._lock:
             # Remove children first, because some routers drop all blocks after a removed block.
             unmet = [key for key, met in reversed(self._known.items()) if met < number]
         for part in _parts(unmet):
             self.removed([key for key in part if self._known.get(key, number) < number])
-            await self._clock.sleep(_PAUSE_S)
+            await self._call.clock.sleep(_PAUSE_S)
         if self._segments is not None:
             await self._segments.tidy(self._known)
 
@@ -169,11 +167,6 @@ class Inventory:
             self._bare.update(key for key in told if not notes[key])
         self._known.update(dict.fromkeys(notes, self._scan_number))
         self._events.add(told, removed=False, notes=[notes[key] for key in told])
-
-
-def _is_gone(error: TierError | None) -> bool:
-    is_lost = isinstance(error, ChunkNotFoundError | CorruptChunkError)
-    return is_lost and not isinstance(error, ChunkAuthError)
 
 
 def _parts(keys: Iterable[OffloadKey]) -> Iterator[list[OffloadKey]]:

@@ -7,7 +7,7 @@ because the tier may still read or write them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,17 +15,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvtier_sdk.errors import (
-    ChunkAuthError,
-    ChunkNotFoundError,
-    CorruptChunkError,
-    TierAuthError,
-    TierCapacityError,
-    TierContractError,
-    TierError,
-    TierTimeoutError,
-    TierUnavailableError,
-)
+from kvtier_sdk import errors
 from kvtier_sdk.runner.breaker import BreakerState, Direction
 from kvtier_sdk.types import OffloadKey, RequestContext, Usage
 
@@ -60,19 +50,19 @@ class Verdict(Enum):
     FAILED = "failed"
 
 
-_VERDICTS: tuple[tuple[type[TierError], Verdict], ...] = (
-    (ChunkNotFoundError, Verdict.NOT_FOUND),
-    (ChunkAuthError, Verdict.AUTH),
-    (CorruptChunkError, Verdict.CORRUPT),
-    (TierUnavailableError, Verdict.UNAVAILABLE),
-    (TierTimeoutError, Verdict.TIMEOUT),
-    (TierAuthError, Verdict.AUTH),
-    (TierCapacityError, Verdict.CAPACITY),
-    (TierContractError, Verdict.CONTRACT),
+_VERDICTS = (
+    (errors.ChunkNotFoundError, Verdict.NOT_FOUND),
+    (errors.ChunkAuthError, Verdict.AUTH),
+    (errors.CorruptChunkError, Verdict.CORRUPT),
+    (errors.TierUnavailableError, Verdict.UNAVAILABLE),
+    (errors.TierTimeoutError, Verdict.TIMEOUT),
+    (errors.TierAuthError, Verdict.AUTH),
+    (errors.TierCapacityError, Verdict.CAPACITY),
+    (errors.TierContractError, Verdict.CONTRACT),
 )
 
 
-def verdict_of(error: TierError | None) -> Verdict:
+def verdict_of(error: errors.TierError | None) -> Verdict:
     if error is None:
         return Verdict.OK
     return next((of for known, of in _VERDICTS if isinstance(error, known)), Verdict.FAILED)
@@ -91,10 +81,9 @@ class Job:
         deadline_s: the time on the tier's clock at which the job fails.
         tag: the caller's own object, which never leaves the engine's thread.
         result: the job's result, or ``None`` until the job is concluded; set by the engine only.
-        queue_bytes: for a store, the payload bytes of all unfinished stores when this job was
-            queued, including the job itself; set by the engine only.
+        queue_bytes: for a store, the payload bytes of all unfinished stores including this one.
         notes: for a store whose chunks are announced to routers, each chunk's note.
-        handed_s: time on the injected clock at which the engine handed the job over.
+        handed_s: time on the engine's clock at which the engine submitted the job.
     """
 
     job_id: int
@@ -122,8 +111,7 @@ class JobResult(msgspec.Struct, eq=False, tag=True):
         coding_s: seconds that threads spent on compressing or expanding chunks.
         duration_s: seconds from the job's arrival at the tier's loop to its conclusion.
         error: the text of the first error, for the log. An absent chunk is not an error.
-        released: true if the job's I/O has ended too; otherwise a call of
-            :meth:`kvtier_sdk.engine.TierListener.released` follows.
+        released: true if the job's I/O has ended too; otherwise ``TierListener.released`` follows.
         retries: number of repeated calls to the tier.
     """
 
@@ -181,22 +169,17 @@ class UsageChanged(msgspec.Struct, tag=True):
 class RunnerStopped:
     """The tier's loop accepts no more jobs and sends no more results."""
 
-    #: The verdict for all jobs without a result. Their I/O never began or has ended.
-    verdict: Verdict
-    #: True if the I/O of all concluded jobs has ended too, because the tier's process is gone.
-    io_ended: bool
-    #: The reason why the process died; ``None`` for a requested end, and for a tier in a thread.
-    reason: str | None = None
+    verdict: Verdict  # for all jobs without a result, whose I/O never began or has ended
+    io_ended: bool  # true if the I/O of the concluded jobs has ended too
+    reason: str | None = None  # why the tier's process died
 
 
 @dataclass(eq=False, slots=True)
 class ProcessStarted:
     """The tier's process now accepts jobs, after a late start or a restart."""
 
-    #: True if the tier is open in the process; otherwise an :class:`OpeningEnded` follows.
-    is_open: bool
-    #: True if an earlier process accepted jobs and died.
-    is_restart: bool
+    is_open: bool  # if false, an :class:`OpeningEnded` follows
+    is_restart: bool  # true if an earlier process accepted jobs
 
 
 class OpeningEnded(msgspec.Struct, eq=False, tag=True):
@@ -216,7 +199,6 @@ SentReport: TypeAlias = (
     | UsageChanged
     | OpeningEnded
 )
-#: All reports, including the reports that the runner itself makes.
 Report: TypeAlias = SentReport | RunnerStopped | ProcessStarted
 
 
@@ -232,16 +214,15 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
     >>> batches_of([b"a", b"b", b"a", b"c"], 2)
     [[0, 1], [3], [2]]
     """
-    # ``rounds[n]`` has the indices of keys that have occurred n times before.
-    rounds: list[Sequence[int]] = [range(len(keys))]
+    rounds: Iterable[Sequence[int]] = [range(len(keys))]
     if len(set(keys)) < len(keys):
-        rounds = []
+        # ``turns[n]`` has the indices of keys that have occurred n times before.
+        turns: defaultdict[int, list[int]] = defaultdict(list)
         seen: Counter[OffloadKey] = Counter()
         for index, key in enumerate(keys):
-            if seen[key] == len(rounds):
-                rounds.append([])
-            rounds[seen[key]].append(index)  # type: ignore[attr-defined]
+            turns[seen[key]].append(index)
             seen[key] += 1
+        rounds = turns.values()
     return [
         indices[start : start + most]
         for indices in rounds
@@ -250,5 +231,4 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
 
 
 def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Return how often each verdict other than ``OK`` occurs, by the verdict's value."""
     return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

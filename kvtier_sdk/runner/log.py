@@ -29,11 +29,15 @@ class _Topic:
 
 
 class TierLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger that prefixes each message with the tier's name and counts repeated messages."""
+    """Prefixes each message with the tier's name, and counts repeated messages."""
 
     def __init__(self, name: str, clock: Clock, secrets: Secrets | None = None) -> None:
         super().__init__(logging.getLogger(f"kvtier.tier.{name}"))
-        _filter_of(self.logger).secrets.update([] if secrets is None else [secrets])
+        known = [one for one in self.logger.filters if isinstance(one, _TierFilter)]
+        filter_ = known[0] if known else _TierFilter()
+        self.logger.addFilter(filter_)
+        if secrets is not None:
+            filter_.secrets.add(secrets)
         self.tier = name
         self._clock = clock
         self._topics: dict[str, _Topic] = {}
@@ -44,10 +48,11 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
         return f"{self.tier}: {msg}", kwargs
 
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
-        """Log a message that may repeat, no more than once a minute per ``topic``."""
-        # For a minute after a logged message, messages of its topic are held back. Then a timer
-        # logs the last one and their number. Without an event loop, the topic's next message does
-        # so. If ``ends_outage`` is true, the messages held back so far are logged first.
+        """Log a message, at most once a minute per ``topic``.
+
+        A timer, or without an event loop the topic's next message, logs the number of messages held
+        back. If ``ends_outage`` is true, all messages held back so far are logged first.
+        """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)
         if known is None or (not known.unsaid and now_s - known.logged_s >= QUIET_S):
@@ -90,8 +95,6 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _TierFilter(logging.Filter):
-    """A log filter that masks secrets and escapes control characters."""
-
     def __init__(self) -> None:
         super().__init__()
         # Hold weak references, because a logger must not keep a closed tier's secrets in memory.
@@ -115,12 +118,3 @@ class _TierFilter(logging.Filter):
             lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
             record.exc_text = "\n".join(map(one_line, lines))
         return True
-
-
-def _filter_of(logger: logging.Logger) -> _TierFilter:
-    for known in logger.filters:
-        if isinstance(known, _TierFilter):
-            return known
-    new = _TierFilter()
-    logger.addFilter(new)
-    return new

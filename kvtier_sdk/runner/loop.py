@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -25,13 +26,14 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.pool import HostPool
+from kvtier_sdk.pool.layout import ROW_ALIGNMENT
 from kvtier_sdk.registry import load_codec
-from kvtier_sdk.runner.base import SlotMemory
-from kvtier_sdk.runner.breaker import Direction, Outcome, outcome_of
+from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import ChunkCompressor, CoderTrials, CompressionGate, Moved
+from kvtier_sdk.runner.compression import ChunkCompressor, CompressionGate
 from kvtier_sdk.runner.health import CANARY_KEY, NO_ROOM, DirectionHealth
 from kvtier_sdk.runner.inventory import Inventory
 from kvtier_sdk.runner.jobs import (
@@ -56,9 +58,6 @@ from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: The largest alignment in bytes that a tier may require. The pool aligns each slot to this number.
-_MAX_ALIGNMENT = 4096
-
 #: Time limit at close for the end of cancelled calls, and then for the end of probes and watches.
 _CALLS_END_S = 1.0
 
@@ -78,20 +77,16 @@ class _Run:
     job: Job
     started_s: float
     verdicts: list[Verdict | None]
-    # The number of unfinished batches, and the tasks that may still use the slots.
+    result: JobResult
     open_batches: int = 0
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # they may still use the slots
     calls_s: list[float] = field(default_factory=list)  # start times of running calls
     timer: TimerHandle | None = None
-    error: str | None = None
-    retries: int = 0
-    moved: Moved = field(default_factory=Moved)
     concluded: bool = False
     concluded_s: float = math.inf
 
     @property
     def direction(self) -> Direction:
-        """The direction whose breaker can refuse the job."""
         return Direction.READ if self.job.operation in _READS else Direction.WRITE
 
 
@@ -99,12 +94,10 @@ _Batch: TypeAlias = Sequence[int]
 
 
 class TierLoop:
-    """A scheduler that runs a tier's jobs on the caller's event loop, in any thread.
+    """Schedules and runs a tier's jobs on the caller's event loop, in any thread.
 
-    Queued loads start before queued stores. Stores use at most three quarters of the concurrent
-    calls. At a job's deadline, the job is concluded and its calls are cancelled. An ``IoEnded``
-    report follows once the calls have ended. A new job is concluded as ``UNAVAILABLE``
-    without a call if the tier is not open, or if the breaker of the job's direction is not closed.
+    Queued loads start before queued stores. At a job's deadline, the job is concluded and its calls
+    are cancelled. An ``IoEnded`` report follows once the calls have ended.
     """
 
     def __init__(
@@ -112,7 +105,7 @@ class TierLoop:
         spec: TierSpec,
         *,
         namespace: Namespace,
-        memory: SlotMemory,
+        memory: PoolMemory,
         clock: Clock,
         report: Callable[[Report], None],
         announce: Announce | None = None,
@@ -121,10 +114,10 @@ class TierLoop:
         rng: random.Random | None = None,
     ) -> None:
         alignment = spec.tier_class.alignment
-        if not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+        if not 0 < alignment <= ROW_ALIGNMENT or alignment & (alignment - 1):
             raise ConfigError(
                 f"tier {spec.name!r}: alignment {alignment} is not a power of two up to "
-                f"{_MAX_ALIGNMENT}"
+                f"{ROW_ALIGNMENT}"
             )
         self.spec = spec
         self.options = options = spec.runner
@@ -146,8 +139,7 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Allocate headers for two rounds of calls, because the next calls start before loaded
-        # chunks are verified. Add one header for a segment of notes.
+        # The next calls start before loaded chunks are verified. A segment of notes needs a header.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -155,11 +147,7 @@ class TierLoop:
         memories = memory, segment, headers, sealed, compressed, probes
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
-            namespace.fingerprint,
-            chunk_bytes,
-            alignment,
-            verify=spec.verify,
-            sealed=codec is not None,
+            namespace.fingerprint, chunk_bytes, alignment, verify=spec.verify, sealed=bool(codec)
         )
         context = TierContext(
             name=spec.name,
@@ -180,8 +168,7 @@ class TierLoop:
             sealer = ChunkSealer(self.call, codec, header, sealed)
         gate = None
         if coder is not None:
-            trials = CoderTrials(coder, alignment, clock)
-            gate = CompressionGate(sealer or self.call, trials, clock, self._log)
+            gate = CompressionGate(sealer or self.call, coder, alignment, clock, self._log)
         compressor = ChunkCompressor(
             chunk_bytes, alignment, coder, compressed, gate, options, clock
         )
@@ -193,12 +180,11 @@ class TierLoop:
                 header,
                 buffer,
                 options,
-                self._rng,
+                Breaker(options, self._rng),
                 report,
                 self._refuse_queued,
                 self._is_blocked,
                 give_up,
-                self._log,
             )
             for direction, buffer in zip(Direction, probes.take(len(Direction)), strict=True)
         }
@@ -209,16 +195,10 @@ class TierLoop:
         if segment is not None:
             plain = ChunkCompressor(chunk_bytes, alignment, None, None, None, options, clock)
             mover = ChunkMover(self.call, header, segment, headers, sealer, plain)
-            notes = NoteSegments(self.call, mover, segment, clock, self._rng, self._log)
-        self._inventory = Inventory(
-            self.call,
-            clock,
-            options.scan_interval_s,
-            events,
-            lambda: self._health[Direction.READ].admits,
-            self._log,
-            notes,
-        )
+            notes = NoteSegments(self.call, mover, segment, self._rng)
+        reads = self._health[Direction.READ]
+        interval_s = options.scan_interval_s
+        self._inventory = Inventory(self.call, interval_s, events, lambda: reads.admits, notes)
         self._opening = TierOpening(self._open_tier, spec, clock, self._rng, report, self._log)
         self._queues: dict[Operation, deque[tuple[_Run, _Batch]]] = {
             operation: deque() for operation in _MOVES
@@ -231,7 +211,6 @@ class TierLoop:
         self._runs: set[_Run] = set()
         self._progress = asyncio.Event()
         self._metrics_timer: TimerHandle | None = None
-        # Tasks that watch the store and its inventory while the tier is open.
         self._watches: list[asyncio.Task[None]] = []
         self._closed = False
         self._progress_told_s = dict.fromkeys(_MOVES, -math.inf)
@@ -272,7 +251,7 @@ class TierLoop:
             self._watch_metrics()
         if not context.maintenance:
             reads = self._health[Direction.READ]
-            watch = watch_store(self.call, self._log, self._report, lambda: reads.admits)
+            watch = watch_store(self.call, self._report, lambda: reads.admits)
             for work in (watch, self._inventory.watch()):
                 self._watches.append(self._clock.spawn(work, name=f"watch {self.spec.name}"))
 
@@ -280,7 +259,7 @@ class TierLoop:
         """Start or queue jobs; a closed loop cancels them. Call this on the loop's thread."""
         now_s = self._clock.now_s()
         for job in jobs:
-            run = _Run(job, now_s, [None] * len(job.keys))
+            run = _Run(job, now_s, [None] * len(job.keys), JobResult(job.job_id, []))
             self._runs.add(run)
             self._start(run)
         self._fill()
@@ -302,7 +281,12 @@ class TierLoop:
         await self._idle_within(_CALLS_END_S)
         # Stop the opening, because a tier must not be opened and closed at the same time.
         await self._opening.stop()
-        await self._end_background()
+        tasks = [task for health in self._health.values() for task in health.tasks]
+        tasks += self._watches
+        for task in tasks:
+            task.cancel()
+        if tasks and not await wait_within(self._clock, _CALLS_END_S, tasks):
+            self._log.warning("a probe or a watch did not end within %g s", _CALLS_END_S)
         if all(task.done() for task in self._watches):
             await self._inventory.close()
         if self._metrics_timer is not None:
@@ -318,17 +302,9 @@ class TierLoop:
         for queue in self._queues.values():
             queue.clear()
 
-    async def _end_background(self) -> None:
-        tasks = [task for health in self._health.values() for task in health.tasks]
-        tasks += self._watches
-        for task in tasks:
-            task.cancel()
-        if tasks and not await wait_within(self._clock, _CALLS_END_S, tasks):
-            self._log.warning("a probe or a watch did not end within %g s", _CALLS_END_S)
-
     def _conclude_all(self) -> None:
         for run in list(self._runs):
-            self._conclude(run, Verdict.CANCELLED)
+            self._conclude(run)
 
     async def _idle_within(self, timeout_s: float) -> bool:
         try:
@@ -342,14 +318,11 @@ class TierLoop:
 
     def _start(self, run: _Run) -> None:
         job = run.job
-        if self._closed:
-            self._conclude(run, Verdict.CANCELLED)
+        if self._closed or not job.keys:
+            self._conclude(run)
             return
         if not self._opening.is_open or not self._health[run.direction].admits:
             self._conclude(run, Verdict.UNAVAILABLE)
-            return
-        if not job.keys:
-            self._conclude(run)
             return
         run.timer = self._clock.call_at(job.deadline_s, self._expire, run)
         if job.operation in _MOVES:
@@ -361,7 +334,6 @@ class TierLoop:
             self._spawn(run, range(len(job.keys)))
 
     def _fill(self) -> None:
-        """Start queued batches while calls and buffers are free."""
         for operation, queue in self._queues.items():
             while queue and self._has_room(operation):
                 run, batch = queue.popleft()
@@ -409,18 +381,15 @@ class TierLoop:
         # This verdict applies only to chunks without a verdict.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if not run.concluded and run.job.operation in _MOVES:
-            self._tell_progress(run.job.operation)
+            now_s = self._clock.now_s()
+            if now_s >= self._progress_told_s[run.job.operation] + _PROGRESS_INTERVAL_S:
+                self._progress_told_s[run.job.operation] = now_s
+                self._report(Progressed(run.job.operation))
         if run.concluded and not run.tasks and run in self._runs:
             self._runs.discard(run)
             self._report(IoEnded(run.job.job_id))
         self._progress.set()
         self._fill()
-
-    def _tell_progress(self, operation: Operation) -> None:
-        now_s = self._clock.now_s()
-        if now_s >= self._progress_told_s[operation] + _PROGRESS_INTERVAL_S:
-            self._progress_told_s[operation] = now_s
-            self._report(Progressed(operation))
 
     def _end_batch(self, run: _Run, batch: _Batch, verdict: Verdict) -> None:
         run.open_batches -= 1
@@ -452,20 +421,18 @@ class TierLoop:
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # Count only calls that began in the first half of the job's time. Later calls had too
-            # little time because they were queued, which is not the tier's fault.
+            # A call that began later had too little time, which is not the tier's fault.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Count only calls of jobs concluded before ``halfway_s``, which certainly hang. This
-            # job's calls were cancelled just now, and may soon end.
+            # This job's calls may soon end. Calls of jobs concluded before ``halfway_s`` hang.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 
     def _is_blocked(self, direction: Direction, since_s: float) -> bool:
-        """Return true if calls that outlive jobs concluded by ``since_s`` block further calls."""
+        """Return true if hanging calls of jobs concluded by ``since_s`` block further calls."""
         hung: Counter[Operation] = Counter()
         for run in self._runs:
             if run.concluded_s <= since_s and run.job.operation in _MOVES:
@@ -477,7 +444,6 @@ class TierLoop:
     def _note(
         self, run: _Run, errors: Sequence[TierError | None], objects: Sequence[OffloadKey] = ()
     ) -> None:
-        """Report a call's outcome to the breaker, unless the job is already concluded."""
         if not run.concluded:
             reason = next((str(error) for error in errors if error is not None), "")
             outcome = outcome_of(run.direction, errors)
@@ -498,32 +464,19 @@ class TierLoop:
         run.concluded, run.concluded_s = True, self._clock.now_s()
         if run.timer is not None:
             run.timer.cancel()
-        verdicts = [given or verdict for given in run.verdicts]
         for task in run.tasks:
             task.cancel()
-        moved = 0
+        result = copy(run.result)  # a call that outlives its job still counts in the original
+        result.verdicts = [given or verdict for given in run.verdicts]
         if run.job.operation in _MOVES:
-            moved = verdicts.count(Verdict.OK) * self._chunk_bytes
-        released = not run.tasks
-        if released:
+            result.moved_bytes = result.verdicts.count(Verdict.OK) * self._chunk_bytes
+        result.duration_s = run.concluded_s - run.started_s
+        result.released = not run.tasks
+        if result.released:
             self._runs.discard(run)
-        if run.error is not None:
-            topic = f"{run.job.operation.value} error"
-            self._log.often(logging.WARNING, topic, run.error)
-        self._report(
-            JobResult(
-                job_id=run.job.job_id,
-                verdicts=verdicts,
-                moved_bytes=moved,
-                object_bytes=run.moved.object_bytes,
-                compressed_chunks=run.moved.compressed_chunks,
-                coding_s=run.moved.coding_s,
-                duration_s=run.concluded_s - run.started_s,
-                error=run.error,
-                released=released,
-                retries=run.retries,
-            )
-        )
+        if result.error is not None:
+            self._log.often(logging.WARNING, f"{run.job.operation.value} error", result.error)
+        self._report(result)
         self._progress.set()
 
     def _settle(self, run: _Run, errors: dict[int, TierError | None]) -> None:
@@ -533,8 +486,8 @@ class TierLoop:
             run.verdicts[index] = verdict_of(error)
             # A chunk evicted since the lookup is an expected miss, which needs no log line.
             is_miss = error is None or isinstance(error, ChunkNotFoundError)
-            if run.error is None and not is_miss:
-                run.error = str(error)
+            if run.result.error is None and not is_miss:
+                run.result.error = str(error)
 
     async def _lookup(self, run: _Run, batch: _Batch) -> None:
         parts = batches_of(run.job.keys, self._call_keys)
@@ -604,7 +557,7 @@ class TierLoop:
 
     async def _move(self, run: _Run, transfers: dict[int, Transfer]) -> dict[int, TierError | None]:
         operation = run.job.operation
-        errors = await self._mover.call(operation, transfers, run.moved)
+        errors = await self._mover.call(operation, transfers, run.result)
         if operation is Operation.STORE:
             return errors
         if not any(error is not None and error.retryable for error in errors.values()):
@@ -614,7 +567,7 @@ class TierLoop:
             self._verifying.add(task)
             self._fill()
             await self._clock.sleep(0)
-        await self._mover.verify(transfers, errors, run.moved)
+        await self._mover.verify(transfers, errors, run.result)
         return errors
 
     async def _pause(self, run: _Run, attempt: int) -> bool:
@@ -628,7 +581,7 @@ class TierLoop:
         await self._clock.sleep(delay_s)
         if not health.admits:
             return False
-        run.retries += 1
+        run.result.retries += 1
         return True
 
     def _watch_metrics(self) -> None:

@@ -7,29 +7,33 @@ import concurrent.futures
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from kvtier_sdk.aio.blocking import close_blocking_threads
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
+from kvtier_sdk.runner.jobs import Job, JobResult, Report
 from kvtier_sdk.runner.log import TierLog
 
 T = TypeVar("T")
 
 #: Time until the first log line about a slow opening; the time doubles for each further line.
 _PROGRESS_S = 5.0
-#: Time limit for closing a tier whose start failed.
-_FAILED_CLOSE_S = 5.0
+#: Time limit for closing a tier whose start failed or was cancelled.
+FAILED_CLOSE_S = 5.0
 
 
-class LoopRunner(ABC):
-    """A runner that opens, drains and closes a tier on an event loop in a daemon thread.
+class TierRunner(ABC):
+    """Runs a tier's jobs. Only the engine's thread may call it, except where noted.
 
-    A daemon thread lets the interpreter exit even if a tier is stuck in a system call. A forked
-    copy of the engine lacks the thread, so the runner counts as ended there. The copy must not use
-    the loop, because both processes share the loop's descriptors.
+    The runner reports one :class:`~kvtier_sdk.runner.jobs.JobResult` per submitted job. If the
+    tier's loop or process ends, one ``RunnerStopped`` report replaces all missing results.
+
+    The event loop runs in a daemon thread, so that the interpreter can exit even if a tier is stuck
+    in a system call. A forked copy of the engine lacks the thread, so the runner counts as ended
+    there. The copy must not use the loop, because both processes share the loop's descriptors.
     """
 
     _grace_s = 0.0  # extra time that closing may take beyond its limit
@@ -43,7 +47,7 @@ class LoopRunner(ABC):
         self._thread: threading.Thread | None = None
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
-        # An event loop holds its tasks only weakly, so keep references to them here.
+        # Keep references to these tasks, because an event loop has only weak ones.
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
         self._started_s = 0.0
@@ -51,14 +55,36 @@ class LoopRunner(ABC):
         self._closed = threading.Event()
         self._closing = False
 
+    @abstractmethod
+    def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
+        """Submit jobs without waiting; return the results of refused jobs."""
+
+    @abstractmethod
+    def poll(self) -> Sequence[Report]:
+        """Return the reports since the last call, without waiting."""
+
+    @abstractmethod
+    def peek(self) -> Sequence[Report]:
+        """Return the new reports but keep them for :meth:`poll`. Any thread may call this."""
+
+    @abstractmethod
+    def options_changed(self) -> None:
+        """Pass changed live options to the tier's loop. Any thread may call this."""
+
+    @abstractmethod
+    def log_end(self, topic: str, message: str) -> bool:
+        """Log the end of an outage in the tier's loop; return false if the loop is unreachable."""
+
+    def suspect(self) -> None:  # noqa: B027
+        """Kill the tier's process if it is stuck. The client calls this when a job is overdue."""
+
     @property
     def is_running(self) -> bool:
-        """True from the start until the loop ends or a fork leaves its thread behind."""
+        """True from the start until the loop ends; false in a forked copy of the engine."""
         return self._is_here and not self._stopped.is_set()
 
     @property
     def _is_here(self) -> bool:
-        """False in a forked copy of the engine, which lacks the thread."""
         return self._pid == os.getpid()
 
     def begin(self) -> None:
@@ -83,15 +109,17 @@ class LoopRunner(ABC):
         try:
             return self._await_opening()
         except BaseException:
-            self.close(_FAILED_CLOSE_S)
+            self.close(FAILED_CLOSE_S)
             raise
 
     def drain(self, timeout_s: float) -> bool:
+        """Cancel queued batches, and wait for running batches; return true if all have ended."""
         if not self.is_running:
             return True
         return self._call(self._drain(timeout_s), 2 * timeout_s + 1.0, default=False)
 
     def close(self, timeout_s: float) -> None:
+        """Drain and close the tier, and end its thread. A second call does nothing."""
         # Set the flag first, because an interrupted drain may lead to a second call.
         if self._closing:
             return
@@ -161,7 +189,6 @@ class LoopRunner(ABC):
             return default
 
     def _call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        """Run a callback in the thread, unless its loop has ended."""
         if self._event_loop is None or not self._is_here:
             return
         try:
@@ -239,16 +266,6 @@ def run_until(
         except SystemExit:
             # A task of the tier raised SystemExit. Keep the loop running for the other tasks.
             log.exception("a task raised SystemExit, and was ended by it")
-
-
-async def close_tier(close: Callable[[], Coroutine[Any, Any, None]], log: TierLog) -> None:
-    """Close the tier; log an error instead of raising it."""
-    try:
-        await close()
-    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):  # not the tier's errors
-        raise
-    except BaseException:
-        log.exception("closing the tier failed")
 
 
 def end_event_loop(event_loop: asyncio.AbstractEventLoop, clock: Clock) -> None:

@@ -10,14 +10,11 @@ from itertools import accumulate, islice, takewhile
 
 import msgspec
 
-from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.chunk_mover import ChunkMover
-from kvtier_sdk.runner.compression import Moved
-from kvtier_sdk.runner.jobs import Job, Operation
-from kvtier_sdk.runner.log import TierLog
+from kvtier_sdk.runner.jobs import Job, JobResult, Operation
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext, make_offload_key
 
 #: The KV-cache group of segments' keys. No model has so many groups.
@@ -36,27 +33,23 @@ _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 @dataclass(eq=False)
 class NoteSegments:
-    """The segments in a tier. A lost segment prevents announcements, but causes no false ones.
+    """The segments in a tier, which are stored, sealed and found like chunks.
 
-    A segment is stored, sealed and found like a chunk. Other engines read a segment only once or
-    twice, so a new segment under another name replaces a partly filled one. If several segments
-    have a chunk's note, engines keep the newest while the store has the chunk. Names begin with the
-    time, so all engines keep the same segment.
+    Other engines read a segment only once or twice, so a new segment under another name replaces a
+    partly filled one. If several segments contain a chunk's note, engines keep the newest while the
+    store has the chunk. Names begin with the time, so all engines keep the same segment.
     """
 
     _call: TierCaller
     _mover: ChunkMover
     _memory: HostPool  # one slot, for the segment that is being stored or loaded
-    _clock: Clock
     _rng: random.Random
-    _log: TierLog
     # Notes that are not in a full segment yet. A dictionary's methods are thread-safe.
     _pending: dict[OffloadKey, bytes] = field(default_factory=dict)
     _has_news: bool = False
-    # The chunks of each segment read or written so far; ``None`` for an unreadable segment.
+    # The chunks of each known segment; ``None`` for an unreadable segment.
     _chunks: dict[OffloadKey, Sequence[OffloadKey] | None] = field(default_factory=dict)
-    # Segments to read a second time, because the scan did not find all of their chunks. Another
-    # engine may have written these during the scan.
+    # Segments to read again. Another engine may have written their missing chunks during the scan.
     _again: set[OffloadKey] = field(default_factory=set)
     _part: OffloadKey | None = None
 
@@ -83,13 +76,11 @@ class NoteSegments:
         for segment in sorted((segments - self._chunks.keys()) | self._again):
             notes = await self._load(segment)
             is_whole = notes is not None and take(notes)
-            # Read a segment with missing chunks once more, after the next scan.
             retry = self._again.discard if is_whole or segment in self._chunks else self._again.add
             retry(segment)
             self._chunks[segment] = None if notes is None else list(notes)
 
     async def save(self) -> None:
-        """Write the pending notes to new segments, if there are new notes."""
         while self._has_news:
             pending = self._pending.copy()
             sizes_bytes = accumulate(_size(key, note) for key, note in pending.items())
@@ -99,7 +90,7 @@ class NoteSegments:
             self._has_news = is_full
             if not notes:
                 return
-            written_us = int(self._clock.wall_s() * 1e6)
+            written_us = int(self._call.clock.wall_s() * 1e6)
             name = written_us.to_bytes(8, "big") + self._rng.randbytes(24)
             segment = make_offload_key(name, SEGMENT_GROUP)
             try:
@@ -124,7 +115,7 @@ class NoteSegments:
             covered.update(needed)
             is_kept = keys is None or segment in self._again or bool(needed)
             (kept if is_kept else useless).append(segment)
-            await self._clock.sleep(0)
+            await self._call.clock.sleep(0)
         await self._delete(useless)
         if kept and Capability.TOUCH in self._call.tier.capabilities:
             most = self._call.tier.max_batch_keys or len(kept)
@@ -152,17 +143,17 @@ class NoteSegments:
             (length,) = _LENGTH.unpack_from(payload)
             return _records.decode(payload[_LENGTH.size : _LENGTH.size + length])
         except (TierError, msgspec.DecodeError) as error:
-            self._log.debug("a segment of notes cannot be read: %s", error)
+            self._call.log.debug("a segment of notes cannot be read: %s", error)
             return None
 
     async def _move(self, operation: Operation, segment: OffloadKey) -> TierError | None:
         job = Job(0, operation, [segment], [0], _KEEPER, 0.0)
-        moved = Moved()
-        async with self._clock.timeout(_DEADLINE_S):
+        result = JobResult(job.job_id, [])
+        async with self._call.clock.timeout(_DEADLINE_S):
             with self._mover.transfers(job, [0]) as transfers:
-                errors = await self._mover.call(operation, transfers, moved)
+                errors = await self._mover.call(operation, transfers, result)
                 if operation is Operation.LOAD:
-                    await self._mover.verify(transfers, errors, moved)
+                    await self._mover.verify(transfers, errors, result)
         return errors[0]
 
 

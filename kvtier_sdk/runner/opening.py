@@ -19,11 +19,10 @@ from kvtier_sdk.runner.log import TierLog
 
 @dataclass(eq=False)
 class TierOpening:
-    """The opening of a tier, with retries in the background if the first attempt fails.
+    """Opens a tier; retries in the background if the first attempt fails.
 
-    An attempt that exceeds ``open_deadline`` is cancelled and counts as failed. The next attempt
-    starts only after the cancelled attempt has ended. If an attempt ignores its cancellation and
-    succeeds late, the tier is open.
+    An attempt that exceeds ``open_deadline`` is cancelled, and must end before the next attempt. If
+    it ignores the cancellation and succeeds late, the tier is open.
     """
 
     _open_tier: Callable[[], Awaitable[None]]
@@ -43,7 +42,7 @@ class TierOpening:
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
         # After a failure, retry in the background. But raise the error if the tier is required, or
-        # if the error is permanent and the engine still waits, which it does until ``end_s``.
+        # if the error is permanent and the engine still waits, that is, until ``end_s``.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:

@@ -27,7 +27,7 @@ class _Foreign(Enum):
 
 @dataclass(eq=False)
 class ChunkSealer:
-    """A wrapper of a tier that seals chunks before a store, and opens them after a load.
+    """Stores chunks sealed, and opens them after a load.
 
     A chunk is foreign if it was sealed with a sealing key that this engine lacks. This engine
     replaces a foreign chunk once, because the other sealing key may be retired. If the chunk turns
@@ -87,14 +87,12 @@ class ChunkSealer:
         for index, error in zip(arrived, opened, strict=True):
             results[index] = error
             if isinstance(error, ChunkAuthError) and error.unknown_key:
-                self._note_foreign(batch[index].key)
+                key = batch[index].key
+                is_new = self._foreign.pop(key, _Foreign.FOUND) is _Foreign.FOUND
+                self._foreign[key] = _Foreign.FOUND if is_new else _Foreign.LEFT
+                if len(self._foreign) > _MAX_FOREIGN:
+                    del self._foreign[next(iter(self._foreign))]
         return results
-
-    def _note_foreign(self, key: OffloadKey) -> None:
-        is_new = self._foreign.pop(key, _Foreign.FOUND) is _Foreign.FOUND
-        self._foreign[key] = _Foreign.FOUND if is_new else _Foreign.LEFT
-        if len(self._foreign) > _MAX_FOREIGN:
-            del self._foreign[next(iter(self._foreign))]
 
     def _seal(self, pairs: Sequence[tuple[Transfer, Transfer]]) -> None:
         for transfer, into in pairs:

@@ -6,22 +6,19 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.place import brief
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import UsageChanged
-from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.types import Capability, Usage
 
 T = TypeVar("T")
 
 #: The time limit for one query of the usage, and for listing the namespaces.
 _ANSWER_S = 5.0
-#: Interval between queries of the usage.
-_INTERVAL_S = 5.0
+_INTERVAL_S = 5.0  # between queries of the usage
 #: Namespaces that differ in more facts than this are assumed to be unrelated.
 _MOST_FACTS = 2
 _ADVICE = {
@@ -31,48 +28,43 @@ _ADVICE = {
 
 
 async def watch_store(
-    call: TierCaller,
-    log: TierLog,
-    report: Callable[[UsageChanged], None],
-    may_ask: Callable[[], bool],
+    call: TierCaller, report: Callable[[UsageChanged], None], may_ask: Callable[[], bool]
 ) -> None:
     """Log the store's contents, then report each change of its usage."""
-    clock = call.tier.context.clock
 
     async def ask() -> Usage | None:
-        return await _answer(clock, log, "usage", call.usage()) if may_ask() else None
+        return await _answer(call, "usage", call.usage()) if may_ask() else None
 
     can_tell = Capability.USAGE in call.tier.capabilities
     usage = await ask() if can_tell else None
-    await _log_contents(call, log, usage)
+    await _log_contents(call, usage)
     told = UsageChanged()
     while can_tell:
         if (answer := UsageChanged(usage)) != told:
             told = answer
             report(told)
-        await clock.sleep(_INTERVAL_S)
+        await call.clock.sleep(_INTERVAL_S)
         usage = await ask()
 
 
-async def _answer(clock: Clock, log: TierLog, what: str, question: Awaitable[T]) -> T | None:
+async def _answer(call: TierCaller, what: str, question: Awaitable[T]) -> T | None:
     try:
-        async with clock.timeout(_ANSWER_S):
+        async with call.clock.timeout(_ANSWER_S):
             return await question
     except (TierError, TimeoutError) as error:
-        log.debug("its %s cannot be read: %s", what, error or "too slow")
+        call.log.debug("its %s cannot be read: %s", what, error or "too slow")
         return None
 
 
-async def _log_contents(call: TierCaller, log: TierLog, usage: Usage | None) -> None:
-    if not log.isEnabledFor(logging.INFO):
+async def _log_contents(call: TierCaller, usage: Usage | None) -> None:
+    if not call.log.isEnabledFor(logging.INFO):
         return
-    log.info("open%s", "" if usage is None else f": {contents_in_words(usage)}")
+    call.log.info("open%s", "" if usage is None else f": {contents_in_words(usage)}")
     if usage is not None and not usage.chunks:
         return
-    context = call.tier.context
-    nearest = await _answer(context.clock, log, "namespaces", _nearest_namespace(call))
+    nearest = await _answer(call, "namespaces", _nearest_namespace(call))
     if nearest is not None:
-        log.warning("%s", _difference_in_words(context.namespace, nearest))
+        call.log.warning("%s", _difference_in_words(call.tier.context.namespace, nearest))
 
 
 def contents_in_words(usage: Usage) -> str:

@@ -12,7 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError
 from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner.base import SlotMemory
+from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
     Job,
@@ -24,7 +24,7 @@ from kvtier_sdk.runner.jobs import (
     uniform_result,
 )
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.loop_thread import LoopRunner, close_tier
+from kvtier_sdk.runner.loop_thread import TierRunner
 from kvtier_sdk.runner.opening import not_in_time
 
 T = TypeVar("T")
@@ -32,13 +32,13 @@ T = TypeVar("T")
 _SILENCE: Any = object()
 
 
-class ThreadRunner(LoopRunner):
-    """A runner whose tier runs on an event loop in a daemon thread.
+class ThreadRunner(TierRunner):
+    """Runs a tier on an event loop in a daemon thread.
 
     The engine's thread submits and polls without a lock, because a deque's methods are thread-safe.
-    Each deque has a flag. So a burst of jobs wakes the loop only once, and a burst of reports
-    notifies the engine only once. The writer appends before it checks the flag, and the reader
-    clears the flag before it empties the deque, so the reader misses no entry.
+    Each deque has a flag, so a burst of jobs wakes the loop once, and a burst of reports notifies
+    the engine once. The writer appends before it checks the flag, and the reader clears the flag
+    before it empties the deque, so the reader misses no entry.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ThreadRunner(LoopRunner):
         spec: TierSpec,
         *,
         namespace: Namespace,
-        pool: SlotMemory,
+        pool: PoolMemory,
         clock: Clock,
         notify: Callable[[], None] | None = None,
         announce: Announce | None = None,
@@ -55,7 +55,7 @@ class ThreadRunner(LoopRunner):
         super().__init__(spec, clock, notify)
         self._inbox: deque[Sequence[Job]] = deque()
         self._reports: deque[Report] = deque()
-        # True while a wake-up of the loop, or a notification of the engine, is scheduled.
+        # True while a wake-up of the loop or a notification of the engine is scheduled.
         self._waking = False
         self._notifying = False
         self._tier_loop = TierLoop(
@@ -69,7 +69,6 @@ class ThreadRunner(LoopRunner):
         )
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[JobResult]:
-        """Hand over jobs. Before ``start`` and after ``close``, return their cancelled results."""
         if not self.is_running:
             return [uniform_result(job, Verdict.CANCELLED) for job in jobs]
         # If the loop ends at this moment, RunnerStopped concludes the jobs left in the inbox.
@@ -91,9 +90,6 @@ class ThreadRunner(LoopRunner):
         if answer is _SILENCE:
             raise TierTimeoutError(f"{self._spec.name}: no answer within {timeout_s:g} s")
         return cast(T, answer)
-
-    def suspect(self) -> None:
-        """Do nothing, because a stuck thread cannot be killed."""
 
     def options_changed(self) -> None:
         self._call_soon(self._tier_loop.options_changed)
@@ -122,7 +118,7 @@ class ThreadRunner(LoopRunner):
         return await self._tier_loop.drain(timeout_s)
 
     async def _close(self, timeout_s: float) -> None:
-        await close_tier(self._tier_loop.close, self._log)
+        await self._tier_loop.close()
 
     def _ended(self) -> None:
         """Report the loop's end. Hanging calls may still run, so ``io_ended`` is false."""

@@ -1,4 +1,4 @@
-"""Tools for testing tiers and managers: a conformance kit, injected faults, a virtual clock.
+"""Tools for testing tiers and managers: a conformance kit, faults, a proxy, a virtual clock.
 
 :class:`TierConformance` and :func:`tier_state_machine` need pytest and hypothesis, and are imported
 when they are first used. All other names work without these packages.
@@ -11,6 +11,7 @@ from kvtier_sdk.testing.conformance.results import CheckResult, run_kit
 from kvtier_sdk.testing.conformance.rules import CHECKS, Check, CheckSkipped, ConformanceError, Hook
 from kvtier_sdk.testing.conformance.subject import TierLike, TierSubject
 from kvtier_sdk.testing.faulty import Fault, FaultKind, FaultPlan, FaultyTier, faulty
+from kvtier_sdk.testing.proxy import TcpProxy
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "FaultyTier",
     "Hook",
     "Probe",
+    "TcpProxy",
     "TierConformance",
     "TierLike",
     "TierSubject",

@@ -1,6 +1,6 @@
 """A tier whose calls fail, according to a script or at random."""
 
-# The tier class beside :class:`FaultyTier` implements the methods that mypy considers abstract.
+# mypy considers the base class's methods abstract, but :func:`faulty` adds a class that has them.
 # mypy: disable-error-code="safe-super"
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FaultKind(Enum):
     SHORT = "short"
     #: The call succeeds, with one bit of each chunk flipped.
     CORRUPT = "corrupt"
-    #: Each chunk in the second half of the batch fails with :attr:`Fault.error` without a call.
+    #: Only the first half of the batch reaches the tier. The rest fails with :attr:`Fault.error`.
     PARTIAL = "partial"
     #: Calls raise :class:`TierUnavailableError` for :attr:`Fault.delay_s` seconds.
     DISCONNECT = "disconnect"
@@ -44,9 +44,8 @@ class Fault:
 
     Attributes:
         kind: the kind of fault.
-        operation: ``"lookup"``, ``"store"``, ``"load"`` or ``"delete"``; ``None`` stands for any
-            of these calls.
-        delay_s: seconds that a delay or an outage lasts, on the tier's clock.
+        operation: ``"lookup"``, ``"store"``, ``"load"``, ``"delete"``, or ``None`` for any of them.
+        delay_s: duration of a delay or an outage, in seconds of the tier's clock.
         error: the class of the errors that the fault causes.
     """
 
@@ -94,9 +93,8 @@ class FaultPlan:
 class FaultyTier(SecondaryTierManager):
     """A tier that injects the faults of a plan; the base of :func:`faulty`'s classes.
 
-    Lookups, stores, loads and deletions get faults. All other calls go to the tier as they are.
-
-    A fault that does not fit its call, such as ``PARTIAL`` for a lookup, has no effect.
+    Only lookups, stores, loads and deletions get faults. A fault that does not fit its call, such
+    as ``PARTIAL`` for a lookup, has no effect.
 
     Attributes:
         plan: the faults; every instance of the class shares them.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from typing import Any
 
 from kvtier_sdk.aio.clock import Clock
 
-# 2026-01-01 UTC, because times from 0 would show as dates of 1970 in failing tests.
+# Start at 2026-01-01 UTC, because failing tests would otherwise show dates in 1970.
 _WALL_START_S = 1_767_225_600.0
 
 
@@ -28,7 +27,11 @@ class VirtualClock(Clock):
         return _WALL_START_S + self._now_s
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return _VirtualLoop(self)
+        loop = asyncio.SelectorEventLoop(_VirtualSelector(self))
+        loop.time = self.now_s  # type: ignore[method-assign]
+        # asyncio may run a timer this many seconds early. The default depends on the machine.
+        loop._clock_resolution = 1e-9  # type: ignore[attr-defined]
+        return loop
 
     def advance(self, delay_s: float) -> None:
         """Advance the time by ``delay_s`` (at least 0). Call this only while no loop runs."""
@@ -36,8 +39,6 @@ class VirtualClock(Clock):
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """A selector that moves the clock forward instead of waiting for a timer."""
-
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
         self._clock = clock
@@ -49,14 +50,3 @@ class _VirtualSelector(selectors.SelectSelector):
                 raise RuntimeError("virtual time: every task waits, and no timer will wake one")
             self._clock.advance(max(0.0, timeout))
         return ready
-
-
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__(_VirtualSelector(clock))
-        self._clock = clock
-        # asyncio may run a timer this many seconds early. The default depends on the machine.
-        self._clock_resolution: Any = 1e-9
-
-    def time(self) -> float:
-        return self._clock.now_s()

@@ -1,4 +1,4 @@
-"""Admission by reuse: a full tier gets only chunks seen before, if this leads to more hits."""
+"""Keeps new chunks out of a full tier while this leads to more hits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_FOLLOWED = 1024  # chunks per tier; if a tier holds more, their hashes sel
 _MEMORY = 8  # keys to remember for each chunk that the tier has room for
 _MIN_PERIOD = 64
 _MOST_SEEN = 2**17  # hashes in each generation of seen keys, to bound the memory for a large tier
-# The second model must lead by more than this many standard deviations of a random lead.
+# The second model's lead must exceed this many standard deviations of a random lead.
 _DEVIATIONS = 2
-# After this many hits that only one model had, earlier hits count half, so recent hits decide.
+# Beyond this many hits, the counts are halved, so that recent hits decide.
 _MUCH_EVIDENCE = 64
 # A full tier has room again once its free bytes exceed its used bytes divided by this number.
 _ROOM_SHARE = 16
@@ -30,17 +30,14 @@ _Cache = OrderedDict[OffloadKey, None]  # the keys of a model, least recently us
 
 
 class Admission:
-    """A filter that decides whether a tier gets chunks that were never seen before.
+    """Limits a full tier to chunks that were seen before, if this leads to more hits.
 
     Once the tier evicts, two LRU models of the tier compete on a sample of the keys, with a size
     scaled to the sample. The first model caches every chunk; the second caches a chunk when it is
-    seen for the second time. While the tier is full and the second model clearly has more hits, the
-    tier gets only chunks that were seen before.
+    seen for the second time. The limit applies while the second model clearly has more hits.
 
-    An eviction shows that the tier is full. The tier counts as full until it removes a chunk for
-    another reason, or until it clearly has room. Room means free bytes within its capacity, or free
-    bytes on its disk if the tier evicted before it reached its capacity. A tier without
-    ``options``, or one that reports no evictions or no usage, gets every chunk.
+    A tier is full from an eviction until it removes a chunk for another reason, or clearly has room
+    again: within its capacity, or on its disk if it evicted below its capacity.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:
@@ -62,18 +59,18 @@ class Admission:
     def _enabled(self) -> bool:
         return self._options is not None and self._options.admission == "auto"
 
-    @property
-    def is_selective(self) -> bool:
-        return bool(self._stats.is_selective)
-
-    def choose(self, slots: Sequence[Slot]) -> Sequence[Slot]:
-        """Return the slots whose chunks the tier should get; count the others as not admitted."""
+    def choose(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+        """Return the slots whose chunks the tier gets, and the slots of chunks not admitted."""
         if not self._capacity:
-            return slots
+            return slots, ()
         self._decide()
-        chosen = [slot for slot in slots if self._note(slot.key) or not self.is_selective]
-        self._stats.not_admitted_chunks += len(slots) - len(chosen)
-        return chosen
+        chosen: list[Slot] = []
+        others: list[Slot] = []
+        for slot in slots:
+            is_chosen = self._note(slot.key) or not self._stats.is_selective
+            (chosen if is_chosen else others).append(slot)
+        self._stats.not_admitted_chunks += len(others)
+        return chosen, others
 
     def sent(self, keys: Iterable[OffloadKey]) -> None:
         for key in keys:
@@ -114,7 +111,7 @@ class Admission:
         self._all: _Cache = OrderedDict()
         self._reused: _Cache = OrderedDict()
         self._seen_once: _Cache = OrderedDict()
-        # The number of hits that only one of the models had, and the second model's lead in them.
+        # Hits in exactly one of the models, and the second model's lead in these hits.
         self._single_hits = self._lead = 0.0
         self._has_gain = False
         self._period = 0

@@ -25,30 +25,26 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Do not filter further if the tier gets chunks only after hits, or gets whole requests.
+        # Chunks that are stored after hits were seen before, and whole requests must stay whole.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
     def admit(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
-        """Return the slots whose chunks the tier gets, and the other slots."""
-        chosen = self.admission.choose(slots)
-        if len(chosen) == len(slots):
-            return slots, ()
-        kept = set(chosen)
-        others = [slot for slot in slots if slot not in kept]
-        self.client.losses.note([slot.key for slot in others], "not_admitted")
+        chosen, others = self.admission.choose(slots)
+        if others:
+            self.client.losses.note([slot.key for slot in others], "not_admitted")
         return chosen, others
 
 
 class Cascade:
-    """A sender of readable chunks to each tier at the moment that the tier's store policy defines.
+    """Sends readable chunks to each tier according to the tier's store policy.
 
-    A chunk that is sent to a tier is pinned until the tier has finished the store. If a tier gets
-    chunks just before their eviction, each chunk is *owed* to the tier, and an owed chunk cannot be
-    evicted. Each step therefore ends by freeing some slots for the next stores.
+    A chunk is pinned while a tier stores it. A chunk that a tier stores just before eviction is
+    *owed* to the tier, and cannot be evicted until the store ends. Each step therefore ends by
+    freeing some slots for the next stores.
 
-    While a chunk stays in the primary tier, each tier gets the chunk once. The tier gets the chunk
-    again only after a failed store, or after the tier reports the chunk removed.
+    While a chunk stays in the primary tier, it is sent to each tier once. A failed store or a
+    reported removal allows another attempt.
     """
 
     def __init__(self, primary: PrimaryTier, headroom_slots: int) -> None:
@@ -63,22 +59,20 @@ class Cascade:
         self._stored_mask = 0
         self._has_failed = False  # true once a write-through tier has missed a chunk
         self.missing = 0  # the most slots that a store has lacked since the last step ended
-        # False if every tier gets each chunk when it is written. Offers then need no record.
+        # False if every tier gets each chunk when it is written, so offers need no record.
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
-        by_moment = {
-            StoreMoment.STORED: self._on_store,
-            StoreMoment.HIT: self._on_hit,
-            StoreMoment.EVICTED: self._on_evict,
-        }
         self._tiers.append(tier)
         moment = tier.store_policy.moment
-        by_moment[moment].append(tier)
-        if moment is StoreMoment.EVICTED:
-            self._owed_mask |= tier.bit
-        elif moment is StoreMoment.STORED:
+        if moment is StoreMoment.STORED:
+            self._on_store.append(tier)
             self._stored_mask |= tier.bit
+        elif moment is StoreMoment.EVICTED:
+            self._on_evict.append(tier)
+            self._owed_mask |= tier.bit
+        else:
+            self._on_hit.append(tier)
         if tier.whole_requests:
             self._whole.append(tier)
         self.tracks = bool(self._on_hit or self._on_evict or self._whole)
@@ -89,7 +83,6 @@ class Cascade:
         return bool(self._on_evict) and self.missing > 0
 
     def lacked_room(self, keys: Sequence[OffloadKey]) -> None:
-        """Record chunks that found no slot, so that no tier can get them."""
         self.missing = max(self.missing, len(keys))
         for tier in self._tiers:
             tier.client.losses.note(keys, "store.primary_full")
@@ -99,38 +92,35 @@ class Cascade:
             for slot in slots:
                 # Mark the chunk, so that a later use by another request offers it to the tiers.
                 self._note_failed(slot, self._stored_mask)
-            # Tiers may wait for the chunks, if another request used them during the write.
+        else:
+            for tier in self._on_store:
+                chosen, others = tier.admit(slots)
+                for slot in others:
+                    self._note_failed(slot, tier.bit)
+                self._offer(tier, chosen, request)
             if self.tracks:
-                self._serve_followers(slots)
-            return
-        for tier in self._on_store:
-            chosen, others = tier.admit(slots)
-            for slot in others:
-                self._note_failed(slot, tier.bit)
-            self._offer(tier, chosen, request)
-        if self.tracks:
-            for slot in slots:
-                self._offers(slot).owed = self._owed_mask
+                for slot in slots:
+                    self._offers(slot).owed = self._owed_mask
             for tier in self._on_evict:
                 for slot in tier.admit(slots)[1]:
                     self._offers(slot).owed &= ~tier.bit
+        if self.tracks:
             self._serve_followers(slots)
 
     def landed(self, slots: Sequence[Slot]) -> None:
         """Record promoted chunks, and send each chunk to the tiers that wait for it."""
         for slot in slots:
-            assert slot.promotion is not None
-            self._tiers[slot.promotion.tier].admission.read(slot.key)
-        if self.tracks:
-            for slot in slots:
-                assert slot.promotion is not None
+            promotion = slot.promotion
+            assert promotion is not None
+            self._tiers[promotion.tier].admission.read(slot.key)
+            if self.tracks:
                 offers = self._offers(slot)
-                offers.sent = slot.promotion.pending.hits[slot.key]
+                offers.sent = promotion.pending.hits[slot.key]
                 offers.owed = self._owed_mask & ~offers.sent
+        if self.tracks:
             self._serve_followers(slots)
 
     def used(self, slots: Sequence[Slot], sources: Sequence[int], request: RequestContext) -> None:
-        """Record that chunks were used, and offer the chunks to the tiers that lack them."""
         for tier in self._tiers:
             tier.admission.used(slots, (source == tier.index for source in sources))
         if request.is_over:
@@ -175,7 +165,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # Do not owe chunks to a tier that is down or slow: they would fill the pool.
+                # Chunks owed to a tier that is down or slow would fill the pool.
                 tier.client.drop_stores([slot.key for slot in owed])
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit
@@ -185,30 +175,31 @@ class Cascade:
             [slot.key for slot in victims if not self._offers(slot).owed and not slot.pins]
         )
 
-    def settled(self, bit: int, job: Job, verdicts: Sequence[Verdict]) -> None:
+    def settled(self, index: int, job: Job, verdicts: Sequence[Verdict]) -> None:
         """Apply the verdicts of a store. Its chunks are no longer owed to the tier."""
         if not self.tracks and verdicts.count(_OK) == len(verdicts):
             return
-        for key, index, verdict in zip(job.keys, job.slots, verdicts, strict=True):
+        tier = self._tiers[index]
+        for key, place, verdict in zip(job.keys, job.slots, verdicts, strict=True):
             if verdict is not _OK:
-                self._tier_of(bit).admission.failed(key)
-            slot = self._primary.slots[index]
+                tier.admission.failed(key)
+            slot = self._primary.slots[place]
             # Skip a slot that a reset has emptied during the store.
             if slot.state is not _READY:
                 continue
             if verdict is not _OK:
-                self._note_failed(slot, bit)
+                self._note_failed(slot, tier.bit)
             if slot.offers is not None:
-                slot.offers.owed &= ~bit
+                slot.offers.owed &= ~tier.bit
 
-    def removed(self, bit: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Record that the tier has lost the chunks, so that it can get them again."""
-        self._tier_of(bit).admission.removed(keys, evicted=evicted)
+    def removed(self, index: int, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
+        tier = self._tiers[index]
+        tier.admission.removed(keys, evicted=evicted)
         if self.tracks:
             for key in keys:
                 slot = self._primary.by_key.get(key)
                 if slot is not None and slot.offers is not None:
-                    slot.offers.sent &= ~bit
+                    slot.offers.sent &= ~tier.bit
 
     def _offer(self, tier: ManagedTier, slots: Sequence[Slot], request: RequestContext) -> None:
         policy = tier.store_policy
@@ -239,9 +230,6 @@ class Cascade:
         for slot in slots[taken:]:
             self._note_failed(slot, tier.bit)
 
-    def _tier_of(self, bit: int) -> ManagedTier:
-        return self._tiers[bit.bit_length() - 1]
-
     def _unsent(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
         return [slot for slot in slots if not self._offers(slot).sent & tier.bit]
 
@@ -253,7 +241,7 @@ class Cascade:
             slot.offers.sent &= ~bit
 
     def _take_failed(self, tier: ManagedTier, slots: Sequence[Slot]) -> list[Slot]:
-        """Return as many slots marked as failed for a tier as fit its queue; clear their marks."""
+        """Return the failed slots that fit the tier's queue, and clear their marks."""
         if not tier.client.takes_stores:
             return []
         failed = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -14,18 +14,15 @@ from kvtier_sdk.events import PRIMARY
 from kvtier_sdk.hints import DEFAULT_PRIORITY, Hint, Outcome, Receipt, Verb
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.tiering.cascade import ManagedTier
 from kvtier_sdk.tiering.leases import Lease
 from kvtier_sdk.tiering.prefetcher import Prefetch, Prefetcher
-from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState
 from kvtier_sdk.tiering.search import TierSearch
-from kvtier_sdk.tiering.sessions import Sessions
-from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey, RequestContext
 
 _MOST_RECEIPTS: Final = 1024  # the most receipts to keep until the engine takes them
 _REMEMBERED: Final = 16  # session chunks to remember, per slot
+_NAMES: Final = 8  # a session's and a tenant's name take as much memory as this many keys
 _PREFETCH_S: Final = 60.0  # from the expected turn to the end of a prefetch and of its leases
 
 
@@ -46,47 +43,66 @@ class OperatorHint:
     receipt: Receipt | None = None
 
 
+class _Sessions:
+    """The chunks of each session's last request. Beyond a limit, old sessions are forgotten."""
+
+    def __init__(self, most_chunks: int) -> None:
+        self._most_chunks = most_chunks
+        self._chunks = 0
+        self._sessions: dict[tuple[str, str], Sequence[OffloadKey]] = {}
+        self._uses: Counter[OffloadKey] = Counter()
+
+    def note(self, tenant: str, session: str, keys: Sequence[OffloadKey]) -> None:
+        self.forget(tenant, session)
+        self._sessions[tenant, session] = keys
+        self._uses.update(keys)
+        self._chunks += len(keys) + _NAMES
+        while self._chunks > self._most_chunks:
+            self.forget(*next(iter(self._sessions)))
+
+    def chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
+        return self._sessions.get((tenant, session), ())
+
+    def own_chunks(self, tenant: str, session: str) -> Sequence[OffloadKey]:
+        uses = self._uses
+        return [key for key in self.chunks(tenant, session) if uses[key] == 1]
+
+    def forget(self, tenant: str, session: str) -> None:
+        keys = self._sessions.pop((tenant, session), None)
+        if keys is None:
+            return
+        self._chunks -= len(keys) + _NAMES
+        uses = self._uses
+        for key in keys:
+            if uses[key] > 1:
+                uses[key] -= 1
+            else:
+                del uses[key]
+
+
 class HintExecutor:
-    """An executor that carries out hints within the leases' budget, and writes their receipts."""
+    """Carries out hints within the leases' budget, and writes their receipts."""
 
     def __init__(
-        self,
-        primary: PrimaryTier,
-        search: TierSearch,
-        promotions: Promotions,
-        tiers: Sequence[ManagedTier],
-        requests: dict[str, RequestState],
-        clock: Clock,
-        *,
-        end_request: Callable[[RequestState], None],
+        self, search: TierSearch, clock: Clock, end_request: Callable[[RequestState], None]
     ) -> None:
-        self._primary = primary
-        self._leases = primary.leases
-        self._tiers = tiers
+        self._primary = search.primary
+        self._leases = search.primary.leases
+        self._tiers = search.tiers
         self._clock = clock
         self.max_duration_s: float = inf  # of a lease, and of the wait for a prefetch's turn
         self._log = TierLog(PRIMARY, clock)
-        self._sessions = Sessions(_REMEMBERED * len(primary.slots))
+        self._sessions = _Sessions(_REMEMBERED * len(self._primary.slots))
         self._prefetcher = Prefetcher(
-            *(primary, search, promotions, tiers, requests),
-            *(self._keep_prefetched, self._note_prefetched, end_request),
+            search, self._keep_prefetched, self._note_prefetched, end_request
         )
-        self._receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
-        self._of_operator: deque[OperatorHint] = deque()  # any thread may append
+        self.receipts: deque[Receipt] = deque(maxlen=_MOST_RECEIPTS)
+        self.of_operator: deque[OperatorHint] = deque()  # any thread may append
         self._operator_prefetches: dict[Prefetch, OperatorHint] = {}
 
     @property
     def has_work(self) -> bool:
-        return bool(self._of_operator) or self._prefetcher.is_due
-
-    def take_receipts(self) -> list[Receipt]:
-        receipts = list(self._receipts)
-        self._receipts.clear()
-        return receipts
-
-    def ask(self, hint: OperatorHint) -> None:
-        """Carry out an operator's hint in the engine's next step. Any thread may call this."""
-        self._of_operator.append(hint)
+        return bool(self.of_operator) or self._prefetcher.is_due
 
     def begin(self, request: RequestContext) -> None:
         """Cancel the prefetches of a request's session, because its next turn has come."""
@@ -94,7 +110,7 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out an ended request's hints; ``ends`` is empty if the chunks' ends are unknown."""
+        """Carry out an ended request's hints; ``ends`` is empty if the engine omits it."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # Skip the last chunks of the answer if the engine did not offload them.
@@ -102,7 +118,7 @@ class HintExecutor:
             keys.pop()
         if self._leases.held:
             now_s = self._clock.now_s()
-            # Past leases normally end when a step begins. End them now, so that no use renews them.
+            # Leases normally expire when a step begins. Expire them now, before a use renews them.
             self._leases.expire(now_s)
             self._leases.renew(keys, now_s)
             self._leases.end(self._leases.prefetched(keys, request.tenant, _owner(request)))
@@ -112,9 +128,8 @@ class HintExecutor:
             self._carry_out(hint, request, keys, ends, state.tiers)
 
     def step(self) -> None:
-        """Carry out the operators' hints, and the prefetches that are due."""
-        while self._of_operator:
-            self._carry_out_for_operator(self._of_operator.popleft())
+        while self.of_operator:
+            self._carry_out_for_operator(self.of_operator.popleft())
         if self._prefetcher.waiting:
             self._prefetcher.step()
 
@@ -226,7 +241,7 @@ class HintExecutor:
             self._refuse(hint, request, f"the latest turn is after {longest}")
         else:
             turn_s = now_s + wait_s
-            prefetch = Prefetch(request, keys, tiers, turn_s, turn_s + _PREFETCH_S)
+            prefetch = Prefetch(request, keys, tiers, turn_s, turn_s + _PREFETCH_S, len(keys))
             if self._prefetcher.add(prefetch):
                 self._write(hint, request, Outcome.DEFERRED, len(keys), wait_s)
                 return prefetch
@@ -249,7 +264,7 @@ class HintExecutor:
         self._write(Hint(Verb.PREFETCH), prefetch.request, outcome, chunks, reason=reason)
         asked = self._operator_prefetches.pop(prefetch, None)
         if asked is not None:
-            asked.receipt = self._receipts[-1]
+            asked.receipt = self.receipts[-1]
 
     def _carry_out_for_operator(self, asked: OperatorHint) -> None:
         hint, tenant, session = asked.hint, asked.tenant, asked.session
@@ -268,7 +283,7 @@ class HintExecutor:
             self._prefetcher.drop(tenant, session)
             self._carry_out(Hint(Verb.END), request, own, {})
             self._primary.purge(own)
-        asked.receipt = self._receipts[-1]
+        asked.receipt = self.receipts[-1]
 
     def _refuse(self, hint: Hint, request: RequestContext, reason: str) -> None:
         self._write(hint, request, Outcome.REFUSED, reason=reason)
@@ -285,7 +300,7 @@ class HintExecutor:
         session = hint.session or request.session
         who = request.request_id, session, request.tenant
         receipt = Receipt(*who, hint.verb, outcome, chunks, duration_s, reason)
-        self._receipts.append(receipt)
+        self.receipts.append(receipt)
         topic = f"{hint.verb.value}.{outcome.value}"
         self._primary.stats.hints[topic] += 1
         self._log.often(logging.INFO, topic, f"{PRIMARY}: {receipt}")

@@ -12,7 +12,7 @@ from kvtier_sdk.types import OffloadKey
 
 @dataclass(frozen=True, eq=False)
 class Lease:
-    """The conditions under which the primary tier holds chunks for a ``tenant``."""
+    """The terms on which the primary tier keeps chunks for a ``tenant``."""
 
     tenant: str
     owner: str  # the session's name, or the request's id if it names no session
@@ -20,7 +20,7 @@ class Lease:
     renewal_s: float
     # The chunks are evicted after all others, lowest priority first. ``None`` prevents eviction.
     priority: int | None
-    # True if a prefetch holds the chunks. The lease ends when the turn that uses them ends.
+    # True for prefetched chunks. The lease ends with the turn that uses them.
     is_prefetch: bool = False
 
 
@@ -68,7 +68,6 @@ class Leases:
         return granted
 
     def renew(self, keys: Iterable[OffloadKey], now_s: float) -> None:
-        """Record a use of chunks, which extends their pins."""
         for key in keys:
             lease = self.held.get(key)
             if lease is not None and lease.renewal_s:
@@ -110,14 +109,14 @@ class Leases:
         return [key for key in self._until_s.get(tenant, ()) if self.held[key].owner == owner]
 
     def prefetched(self, keys: Iterable[OffloadKey], tenant: str, owner: str) -> list[OffloadKey]:
-        """Return the ``keys`` that a prefetch holds for this owner."""
+        """Return the ``keys`` that were prefetched for this owner."""
         own, held = self._until_s.get(tenant, ()), self.held
         return [
             key for key in keys if key in own and held[key].is_prefetch and held[key].owner == owner
         ]
 
     def retained(self) -> Sequence[OffloadKey]:
-        """Return the held chunks that may be evicted, lowest priority first."""
+        """Return the leased chunks that may be evicted, lowest priority first."""
         found = [
             (lease.priority, self._until_s[lease.tenant][key], key)
             for key, lease in self.held.items()
@@ -149,7 +148,7 @@ class Leases:
             room += len(lost)
             for key in lost:
                 del self.held[key], other[key]
-        # The room is negative if the budget was lowered below the number of held chunks.
+        # The room is negative if the budget was lowered below the number of leases.
         return max(0, room)
 
 

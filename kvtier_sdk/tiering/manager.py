@@ -24,7 +24,7 @@ from kvtier_sdk.tiering.outputs import LoadSpec, PrepareStoreOutput, ResetScope
 from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, Slot, SlotState, Wait, check_keys
 from kvtier_sdk.tiering.savings import Savings
-from kvtier_sdk.tiering.search import LookupTable, TierSearch
+from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.tiering.slots import PrimaryTier, Purge
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
@@ -43,7 +43,7 @@ _LOADING: Final = SlotState.LOADING
 
 
 class TieringManager:
-    """The manager of an engine's tiers. It moves chunks between primary and secondary tiers.
+    """Moves an engine's chunks between the primary tier and the secondary tiers.
 
     A step never blocks and never raises a storage error. Call all methods on the thread of the
     engine's scheduler, unless a method's description says otherwise.
@@ -55,27 +55,7 @@ class TieringManager:
     ``on_schedule_end``. For an unknown request, lookups and ``prepare`` calls raise
     ``KVTierError``, and ``complete`` calls do nothing.
 
-    Args:
-        pool: the slots' memory, which the caller closes after :meth:`shutdown`.
-        policy: chooses the chunks to evict from the primary tier.
-        clock: the source of time.
-        store_reserve: fraction of the slots, 0.0 to 1.0, that loads from tiers leave free for
-            stores. If a tier gets chunks just before their eviction, this fraction is also kept
-            free.
-        events: true to collect events, which the engine must take with :meth:`take_events`.
-        one_copy: true to let a request wait while another request copies the same chunk to the
-            device, so that one copy serves both; false if the engine already does this.
-        recompute_s: seconds that the engine needs to compute a chunk; measured if ``None``. A chunk
-            that a tier would load more slowly is a ``MISS``. A lookup may wait this long for each
-            chunk.
-        namespace: the engine's namespace, which determines the number of tokens that a hit saves.
-        recorder: traces each finished request and its chunks. The caller closes the recorder.
-        hint_share: largest fraction of the slots that hints, such as pins, can hold. Hints cannot
-            use the reserve for stores.
-        hint_duration_s: the longest time for which hints can hold a chunk.
-        policy_now_s: returns the time for the policy, if a replay does not wait between requests;
-            the policy gets the clock's time if ``None``.
-        announce: called with each event of the primary tier, for routers.
+    :func:`kvtier_sdk.engine.open_manager` creates a manager from a configuration.
     """
 
     def __init__(
@@ -113,10 +93,7 @@ class TieringManager:
         self._cascade = Cascade(self._primary, headroom_slots=reserve)
         self._requests: dict[str, RequestState] = {}
         self._search = TierSearch(self._tiers, self._primary, self._promotions, self._requests)
-        self._hints = HintExecutor(
-            *(self._primary, self._search, self._promotions, self._tiers, self._requests, clock),
-            end_request=self._end_if_over,
-        )
+        self._hints = HintExecutor(self._search, clock, self._end_if_over)
         self._most_leased = pool.slots - reserve
         self.limit_hints(hint_share, hint_duration_s)
         self._uses = Uses(self._primary, policy, self._tiers, self._requests)
@@ -142,10 +119,7 @@ class TieringManager:
         client = TierClient(
             spec,
             runner,
-            _Reports(
-                *(1 << index, self._primary, self._search.lookups, self._promotions),
-                *(self._cascade, self._uses.note_if_over),
-            ),
+            _Reports(self, index),
             clock=self._clock,
             chunk_bytes=self._pool.chunk_bytes,
             # Queued chunks are pinned. Without a limit, a slow tier could pin all of a small pool.
@@ -212,8 +186,8 @@ class TieringManager:
 
         Args:
             request: the request's context, with an id that no live request has.
-            tiers: names of the tiers that the request may ask; all if ``None``. The request always
-                finds chunks in the primary tier, and chunks that are being loaded.
+            tiers: names of the tiers to search; all if ``None``. Chunks in the primary tier, and
+                chunks that are being loaded, are always found.
 
         Raises:
             KVTierError: a request with the same id is alive.
@@ -262,7 +236,7 @@ class TieringManager:
             self._promotions.join(slot, state)
         wait = state.wait_in(self._primary.step)
         if wait.slot is None:
-            wait.note_slot(slot)
+            wait.slot, wait.key, wait.state = slot, slot.key, slot.state
         return _HIT_PENDING
 
     def is_waiting(self, request: RequestContext) -> bool:
@@ -277,9 +251,8 @@ class TieringManager:
     def is_put_off(self, request: RequestContext) -> bool:
         """Return true if a request's lookups must wait for the lookups of earlier requests.
 
-        The manager looks up only about 16,000 chunks at once, so that a step with thousands of new
-        requests takes no longer than other steps. It puts off requests beyond this limit, and looks
-        up their chunks in a later step.
+        Only about 16,000 chunks are looked up at once, so that a step with thousands of new
+        requests takes no longer than other steps.
         """
         wait = self._state(request).wait
         return wait is not None and wait.put_off is not None and wait.step == self._primary.step
@@ -340,9 +313,11 @@ class TieringManager:
             if slot is None or slot.state is not _READY:
                 raise KVTierError(f"prepare_load of chunk {key.hex()}, which is not readable")
             slots.append(slot)
-        state.begin_copies(keys, slots)
         sources = []
-        for key in keys:
+        for key, slot in zip(keys, slots, strict=True):
+            slot.pins += 1
+            slot.copies += 1
+            state.copies.setdefault(key, []).append(slot)
             # A chunk that was promoted for this request counts as a hit of its source tier.
             if key in state.claims:
                 sources.append(self._promotions.let_go(key, state))
@@ -429,8 +404,12 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Attach the note that ``make_note`` returns to the pool's chunk ``key`` if it has none."""
-        self._primary.describe(key, make_note)
+        """Attach the note from ``make_note`` to the pool's chunk ``key``, unless it has one."""
+        slot = self._by_key.get(key)
+        if slot is not None and not slot.note:
+            slot.note = make_note().encode()
+            if slot.state is _READY:
+                self._primary.events.describe(key, slot.note)
 
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
@@ -503,9 +482,8 @@ class TieringManager:
     def on_schedule_end(self, preempted_request_ids: Collection[str] = ()) -> None:
         """End a step: apply results, record uses, and hand the collected jobs to the tiers.
 
-        Args:
-            preempted_request_ids: ids of requests that have lost their device blocks. The manager
-                forgets the tiers' answers, because the engine will look up the chunks again.
+        The requests ``preempted_request_ids`` have lost their device blocks. Their answers from
+        tiers are forgotten, because the engine will look up the chunks again.
         """
         if not self._collected:
             self._collect()
@@ -533,16 +511,18 @@ class TieringManager:
 
     def take_receipts(self) -> list[Receipt]:
         """Return the receipts since the last call, oldest first. At most 1,024 are kept."""
-        return self._hints.take_receipts()
+        receipts = list(self._hints.receipts)
+        self._hints.receipts.clear()
+        return receipts
 
     def limit_hints(self, share: float, duration_s: float) -> None:
-        """Limit later hints to ``share`` of slots and ``duration_s``. Any thread may call this."""
+        """Limit later hints to a ``share`` of slots and ``duration_s``. Any thread may call it."""
         self._primary.leases.budget = min(int(self._pool.slots * share), self._most_leased)
         self._hints.max_duration_s = duration_s
 
     def give_hint(self, hint: OperatorHint) -> None:
         """Carry out an operator's hint at the end of the next step; any thread may call this."""
-        self._hints.ask(hint)
+        self._hints.of_operator.append(hint)
 
     def take_events(self) -> list[OffloadingEvent]:
         """Return the events since the last call, grouped by tier, and oldest first in each tier."""
@@ -556,13 +536,10 @@ class TieringManager:
         must not call ``complete`` methods for copies prepared before the reset. Their slots are not
         reused until :meth:`on_reset_flushed`. The tiers' running jobs go on, but have no effect.
 
-        With :attr:`ResetScope.ALL` the secondary tiers are emptied too, in the background. A tier
-        gets no lookups, loads or stores until all chunks of the namespace are deleted from the
-        tier; a failed deletion is retried. Chunks that other engines store in a shared tier during
-        the deletion may stay.
-
-        Args:
-            scope: the tiers to empty.
+        If ``scope`` is :attr:`ResetScope.ALL`, the secondary tiers are emptied too, in the
+        background. A tier gets no lookups, loads or stores until all chunks of the namespace are
+        deleted from the tier; a failed deletion is retried. Chunks that other engines store in a
+        shared tier during the deletion may stay.
         """
         self._search.lookups.forget()
         removed = self._promotions.forget_all()
@@ -595,11 +572,7 @@ class TieringManager:
             self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Wait for running stores, close the tiers, and forget all requests.
-
-        Args:
-            timeout_s: seconds allowed for draining each tier, and again for closing it.
-        """
+        """Drain and close the tiers, which may each take ``timeout_s``, and forget all requests."""
         self._flush()
         with contextlib.ExitStack() as closing:
             # Close the other tiers even if an interrupt arrives while one tier closes.
@@ -643,42 +616,32 @@ class TieringManager:
 
 
 class _Reports(TierListener):
-    def __init__(
-        self,
-        bit: int,
-        primary: PrimaryTier,
-        lookups: LookupTable,
-        promotions: Promotions,
-        cascade: Cascade,
-        on_publish: Callable[[RequestContext], None],
-    ) -> None:
-        self._bit = bit
-        self._on_publish = on_publish
-        self._primary = primary
-        self._lookups = lookups
-        self._promotions = promotions
-        self._cascade = cascade
+    def __init__(self, manager: TieringManager, index: int) -> None:
+        self._manager = manager
+        self._index = index
 
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        self._lookups.answered(job.tag, self._bit, verdicts)
+        self._manager._search.lookups.answered(job.tag, 1 << self._index, verdicts)
 
     def loaded(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        landed = self._promotions.concluded(job, verdicts)
+        manager = self._manager
+        landed = manager._promotions.concluded(job, verdicts)
         if landed:
-            self._primary.publish(landed, job.request)
-            self._on_publish(job.request)
-            self._cascade.landed(landed)
+            manager._primary.publish(landed, job.request)
+            manager._uses.note_if_over(job.request)
+            manager._cascade.landed(landed)
 
     def stored(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
-        self._cascade.settled(self._bit, job, verdicts)
+        self._manager._cascade.settled(self._index, job, verdicts)
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        self._promotions.removed(self._bit.bit_length() - 1, keys)
-        self._cascade.removed(self._bit, keys, evicted=evicted)
+        self._manager._promotions.removed(self._index, keys)
+        self._manager._cascade.removed(self._index, keys, evicted=evicted)
 
     def released(self, tier: TierClient, job: Job) -> None:
         if job.operation is Operation.STORE:
+            primary = self._manager._primary
             for index in job.slots:
-                self._primary.unpin(self._primary.slots[index])
+                primary.unpin(primary.slots[index])
         elif job.operation is Operation.LOAD:
-            self._promotions.released(job)
+            self._manager._promotions.released(job)

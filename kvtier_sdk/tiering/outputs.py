@@ -55,9 +55,9 @@ class MissReason(Enum):
     ABSENT = "absent"
     #: A tier did not answer by the lookup deadline.
     TIMEOUT = "timeout"
-    #: A tier that may have the chunk cannot be asked.
+    #: A tier that may have the chunk is unavailable.
     UNAVAILABLE = "unavailable"
-    #: A tier that may have the chunk failed to look it up.
+    #: The lookup failed in a tier that may have the chunk.
     LOOKUP_FAILED = "lookup_failed"
     #: A tier has the chunk, but failed to load it.
     LOAD_FAILED = "load_failed"

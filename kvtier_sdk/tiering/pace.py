@@ -8,8 +8,8 @@ from typing import Final
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 
-#: A tier is slow if its loads or its stores make no progress for this long. A tier's queue of
-#: stores holds at most the bytes that the tier stores in this time.
+#: A tier is slow if its loads or its stores make no progress for this long. The queue of stores is
+#: limited to the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
 _NEWEST_WEIGHT = 0.2  # of the newest sample in the running mean of the speed of loads
@@ -68,7 +68,6 @@ class Pace:
             self._learn_store(job, result)
 
     def is_slow(self, now_s: float) -> bool:
-        """Return true if running loads or stores have made no progress for :data:`SLOW_S`."""
         return any(
             under_way and now_s - at_s > SLOW_S
             for under_way, at_s in zip(self._under_way, self._progress_s, strict=True)

@@ -8,20 +8,14 @@ from itertools import count
 from operator import attrgetter
 from typing import Final
 
-from kvtier_sdk.tiering.cascade import ManagedTier
-from kvtier_sdk.tiering.promotions import Promotions
 from kvtier_sdk.tiering.records import RequestState, SlotState
 from kvtier_sdk.tiering.search import TierSearch
-from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
 _WINDOW: Final = 64  # the most chunks that a prefetch loads at once
 _MOST_WAITING: Final = 256  # the most prefetches that wait
 _LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
 _WINDOW_S: Final = 0.1  # and earlier by this time for each window
-
-_LOADING: Final = SlotState.LOADING
-_MISS: Final = LookupResult.MISS
 
 
 @dataclass(eq=False)
@@ -33,12 +27,9 @@ class Prefetch:
     tiers: int
     turn_s: float
     until_s: float
-    wanted: int = field(init=False)
+    wanted: int  # the number of chunks before any was found missing
     place: int = 0  # the number of leading chunks that are in the primary tier
     loading: RequestState | None = None  # an internal request, for which the chunks are loaded
-
-    def __post_init__(self) -> None:
-        self.wanted = len(self.keys)
 
     def forget_from(self, missing: OffloadKey) -> None:
         """Forget a chunk that no tier has, and the later chunks, which are useless without it."""
@@ -50,18 +41,13 @@ class Prefetch:
 
 @dataclass(eq=False)
 class Prefetcher:
-    """A loader of chunks that no request has asked for yet.
+    """Loads one window of chunks at a time, and only while no other loads are queued.
 
-    It loads one window of chunks at a time, and only while no other loads are queued. So a request
-    waits for at most one window of chunks that it does not need.
+    A request therefore waits for at most one window of chunks that it does not need.
     """
 
-    _primary: PrimaryTier
     _search: TierSearch
-    _promotions: Promotions
-    _tiers: Sequence[ManagedTier]
-    _requests: dict[str, RequestState]
-    # Leases loaded chunks; returns how many. The prefetch ends if a chunk gets no lease.
+    # Leases loaded chunks, and returns their number. Without a lease for each, the prefetch ends.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Receives a prefetch that has ended, and the reason if the prefetch was given up.
     _ended: Callable[[Prefetch, str], None]
@@ -70,7 +56,7 @@ class Prefetcher:
 
     def __post_init__(self) -> None:
         self._numbers = count(1)
-        self._window = max(1, min(_WINDOW, len(self._primary.slots) // 16))
+        self._window = max(1, min(_WINDOW, len(self._search.primary.slots) // 16))
 
     @property
     def is_due(self) -> bool:
@@ -92,8 +78,7 @@ class Prefetcher:
         return True
 
     def step(self) -> None:
-        """End expired prefetches, and continue the first one that is due."""
-        now_s = self._primary.now_s
+        now_s = self._search.primary.now_s
         for prefetch in list(self.waiting):
             if now_s > prefetch.until_s:
                 self.end(prefetch, "its time went by")
@@ -102,7 +87,6 @@ class Prefetcher:
                 return
 
     def drop(self, tenant: str, session: str) -> None:
-        """End the prefetches of a session, because its turn has come."""
         for prefetch in list(self.waiting):
             request = prefetch.request
             if (request.tenant, request.session) == (tenant, session):
@@ -112,7 +96,7 @@ class Prefetcher:
         self.waiting.remove(prefetch)
         state = prefetch.loading
         if state is not None:
-            self._promotions.abandon(state)
+            self._search.promotions.abandon(state)
             state.finished = True
             self._end_request(state)
         self._ended(prefetch, given_up)
@@ -122,9 +106,10 @@ class Prefetcher:
             # A started prefetch already pins chunks, so do not postpone the rest.
             return True
         chunks = len(prefetch.keys)
-        load_s = max((tier.client.expected_load_s(chunks) for tier in self._tiers), default=0.0)
+        loads_s = [tier.client.expected_load_s(chunks) for tier in self._search.tiers]
+        load_s = max(loads_s, default=0.0)
         lead_s = _LEAD_S + 2 * load_s + _WINDOW_S * (chunks // self._window)
-        return self._primary.now_s >= prefetch.turn_s - lead_s
+        return self._search.primary.now_s >= prefetch.turn_s - lead_s
 
     def _carry_on(self, prefetch: Prefetch) -> None:
         if self._is_loading():
@@ -136,7 +121,7 @@ class Prefetcher:
         if self._look_up(prefetch, window, state):
             return
         kept = self._arrived(prefetch, window)
-        self._promotions.abandon(state)
+        self._search.promotions.abandon(state)
         state.forget_answers()
         prefetch.place += kept
         if kept < len(window) or prefetch.place == len(prefetch.keys):
@@ -146,34 +131,33 @@ class Prefetcher:
         """Return true if loads are queued or running, or will start when this step ends."""
         if any(pending.is_known for pending in self._search.lookups.new):
             return True
-        return any(tier.client.load_bytes for tier in self._tiers)
+        return any(tier.client.load_bytes for tier in self._search.tiers)
 
     def _begin(self, prefetch: Prefetch) -> RequestState:
         request = prefetch.request
-        wait_s = max(0.0, prefetch.turn_s - self._primary.now_s)
+        wait_s = max(0.0, prefetch.turn_s - self._search.primary.now_s)
         context = RequestContext(
             f"kvtier prefetch {next(self._numbers)}",
             resume_in_s=wait_s,
             session=request.session,
             tenant=request.tenant,
         )
-        state = RequestState(context, None, prefetch.tiers)
-        state.is_prefetch = True
-        self._requests[context.request_id] = state
+        state = RequestState(context, None, prefetch.tiers, is_prefetch=True)
+        self._search.requests[context.request_id] = state
         return state
 
     def _look_up(self, prefetch: Prefetch, keys: Sequence[OffloadKey], state: RequestState) -> bool:
         """Look up chunks; return false once all chunks are in the primary tier."""
         pending = False
         for key in keys:
-            slot = self._primary.by_key.get(key)
+            slot = self._search.primary.by_key.get(key)
             if slot is None:
-                if self._search.find(key, state) is _MISS:
+                if self._search.find(key, state) is LookupResult.MISS:
                     prefetch.forget_from(key)
                     return True
                 pending = True
-            elif slot.state is _LOADING:
+            elif slot.state is SlotState.LOADING:
                 if key not in state.claims:
-                    self._promotions.join(slot, state)
+                    self._search.promotions.join(slot, state)
                 pending = True
         return pending

@@ -19,7 +19,7 @@ _LOADING: Final = SlotState.LOADING
 
 
 class Promotions:
-    """The chunks that are being loaded into slots, or were loaded and wait for their requests.
+    """The chunks that are being loaded into slots, or are loaded and not used yet.
 
     A request *claims* each chunk that is promoted for it. The claim pins the slot until the request
     uses the chunk. A slot has a ``Promotion`` while it is loading, claimed, or in quarantine after

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -85,7 +86,7 @@ class Promotion:
 
 
 class Offers:
-    """The tiers to which one chunk was sent or must be sent, as bit masks."""
+    """Bit masks of the tiers to which one chunk was sent or must be sent."""
 
     def __init__(self) -> None:
         self.hits = 0  # copies to the device since the chunk came into the primary tier
@@ -114,9 +115,7 @@ class Slot:
         self.index = index
         self.key = key  # meaningless in a free or quarantined slot
         self.state: SlotState = SlotState.FREE
-        # The number of uses that prevent eviction and reuse: by the writer, by copies to the
-        # device, by stores into tiers, and by requests' claims.
-        self.pins = 0
+        self.pins = 0  # of the writer, copies to the device, stores into tiers, and claims
         # The step of the last ``HIT``. ``prepare_load`` must find the chunk until this step ends.
         self.hit_step = -1
         self.used_s = 0.0
@@ -136,22 +135,18 @@ class Wait:
         self.hits = 0  # chunks before the prefix's first miss that were present or loading
         self.put_off: OffloadKey | None = None  # to be looked up once fewer lookups are pending
         self._lookups: list[tuple[PendingLookup, int]] = []
+        # The first slot whose chunk is unreadable. A change of its key or state ends the wait.
         self.slot: Slot | None = None
-        self._key: OffloadKey = b""
-        self._state: SlotState = SlotState.FREE
+        self.key: OffloadKey = b""
+        self.state: SlotState = SlotState.FREE
 
     def note_lookup(self, pending: PendingLookup) -> None:
         self.latest = pending
         self._lookups.append((pending, pending.waiting))
 
-    def note_slot(self, slot: Slot) -> None:
-        """Record the first slot whose chunk is unreadable. A change of this slot ends the wait."""
-        self.slot, self._key, self._state = slot, slot.key, slot.state
-
     def is_over(self, now_s: float) -> bool:
-        """Return true if a tier has answered, a deadline has passed, or the slot has changed."""
         slot = self.slot
-        if slot is not None and (slot.state is not self._state or slot.key != self._key):
+        if slot is not None and (slot.state is not self.state or slot.key != self.key):
             return True
         for pending, waiting in self._lookups:
             if pending.waiting != waiting or now_s > pending.deadline_s:
@@ -159,34 +154,28 @@ class Wait:
         return False
 
 
+@dataclass(eq=False)
 class RequestState:
-    def __init__(
-        self,
-        context: RequestContext,
-        named: dict[OffloadKey, None] | None,
-        tiers: int = -1,
-        arrived_s: float = 0.0,
-    ) -> None:
-        self.context = context
-        # The chunks in the order of their first lookup or store; for traces, sessions and hints.
-        self.named = named
-        self.tiers = tiers  # mask of the tiers that the request may ask; -1 for all
-        self.arrived_s = arrived_s  # for the trace
-        self.turn = -1  # the last step in which the request was allowed to begin lookups
-        self.asked: dict[OffloadKey, PendingLookup] = {}
-        self.asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
-        self.known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
-        # True if a load without a lookup could not begin. Later loads then need lookups.
-        self.asks_first = False
-        # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
-        self.claims: dict[OffloadKey, Slot] = {}
-        self.copies: dict[OffloadKey, list[Slot]] = {}  # the slots of running copies to the device
-        self.writes: dict[OffloadKey, Slot] = {}  # slots that the device writes, in prefix order
-        self.wait: Wait | None = None
-        self.missed: set[OffloadKey] = set()  # so that each miss is counted once
-        self.finished = False  # true once the engine has ended it; its copies may still run
-        self.stop: str | None = None  # why the answer ended, if the engine knows
-        self.is_prefetch = False  # no request needs the chunks yet, so misses are not counted
+    context: RequestContext
+    # The chunks in the order of their first lookup or store; for traces, sessions and hints.
+    named: dict[OffloadKey, None] | None
+    tiers: int = -1  # mask of the tiers that the request may ask; -1 for all
+    arrived_s: float = 0.0  # for the trace
+    is_prefetch: bool = False  # no request needs the chunks yet, so misses are not counted
+    turn: int = -1  # the last step in which the request was allowed to begin lookups
+    asked: dict[OffloadKey, PendingLookup] = field(default_factory=dict)
+    asking: PendingLookup | None = None  # gets the chunks newly looked up in this step
+    known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
+    # True if a load without a lookup could not begin. Later loads then need lookups.
+    asks_first: bool = False
+    # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
+    claims: dict[OffloadKey, Slot] = field(default_factory=dict)
+    copies: dict[OffloadKey, list[Slot]] = field(default_factory=dict)  # running, to the device
+    writes: dict[OffloadKey, Slot] = field(default_factory=dict)  # by the device, in prefix order
+    wait: Wait | None = None
+    missed: set[OffloadKey] = field(default_factory=set)  # so that each miss is counted once
+    finished: bool = False  # true once the engine has ended it; its copies may still run
+    stop: str | None = None  # why the answer ended, if the engine knows
 
     @property
     def over(self) -> bool:
@@ -200,20 +189,8 @@ class RequestState:
     def held_slots(self) -> list[int]:
         """Return the slots that the request has claimed or is copying to the device."""
         # Copy the tables, because the engine's thread may change them during this call.
-        held = [slot.index for slot in list(self.claims.values())] if self.claims else []
-        if self.copies:
-            held += [slot.index for copied in list(self.copies.values()) for slot in copied]
-        return held
-
-    def begin_copies(self, keys: Sequence[OffloadKey], slots: Sequence[Slot]) -> None:
-        copies = self.copies
-        for key, slot in zip(keys, slots, strict=True):
-            slot.pins += 1
-            slot.copies += 1
-            if key in copies:
-                copies[key].append(slot)
-            else:
-                copies[key] = [slot]
+        held = [slot.index for slot in list(self.claims.values())]
+        return held + [slot.index for copied in list(self.copies.values()) for slot in copied]
 
     def start_over(self) -> list[Slot]:
         """Forget all chunks; return the slots that the device may still read or write."""

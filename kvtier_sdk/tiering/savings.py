@@ -1,4 +1,4 @@
-"""Counts hits, and the tokens and the time that the hits save the engine."""
+"""Counts hits, and the tokens and the compute time that hits save."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.types import GROUP_BYTES, OffloadKey
 
 _BURSTS = 31
-#: ComputeRate needs this many bursts for an estimate, because an engine's first bursts are slow.
+#: An estimate needs this many bursts, because an engine's first bursts are slow.
 _FEWEST = 3
 _LONGEST_S = 1.0  # a longer burst ends with the current step
 _SHORTEST_S = 0.002  # a shorter burst is ignored, because no model computes a prompt this fast
 
 
 class ComputeRate:
-    """The median time to compute a chunk in the last bursts, weighted by the bursts' chunk counts.
+    """Measures the time to compute a chunk: the median of the last bursts, weighted by chunks.
+
     A burst begins with a step in which a request computes several chunks, as in a prompt but not in
     decoding. The burst ends one step after the last such step, because an engine that schedules
     ahead begins the next step before the prompt is computed.
@@ -31,7 +32,6 @@ class ComputeRate:
         self._has_ended_step = False
 
     def named(self, chunks: int, now_s: float) -> None:
-        """Record that a request begins to compute a number of chunks."""
         if chunks > 1:
             if not self._chunks:
                 self._since_s = now_s
@@ -66,11 +66,10 @@ class ComputeRate:
 
 
 class Savings:
-    """A counter of the tiers' hits, and of the tokens and the seconds that the hits have saved.
+    """Counts the tiers' hits, and the tokens and the seconds that the hits have saved.
 
-    If the ``namespace`` lacks the number of tokens per chunk, only hits are counted. ``primary``
-    holds the counters of the primary tier, whose index is -1. ``recompute_s`` is the time to
-    compute a chunk; ``None`` lets ``rate`` measure it. Seconds are added once the time is known.
+    If the ``namespace`` lacks the number of tokens per chunk, only hits are counted.
+    ``recompute_s`` is the time to compute a chunk; ``None`` lets ``rate`` measure it.
     """
 
     def __init__(self, primary: TierStats, namespace: Namespace, recompute_s: float | None) -> None:
@@ -91,7 +90,7 @@ class Savings:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
 
     def note(self, keys: Sequence[OffloadKey], sources: Sequence[int]) -> None:
-        """Count ``keys`` as a request's hits; ``sources`` has the index of each hit's tier."""
+        """Count ``keys`` as hits; ``sources`` has each hit's tier, -1 for the primary tier."""
         for tier, chunks in Counter(sources).items():
             self._stats[tier + 1].hit_chunks += chunks
         if not self._tokens:

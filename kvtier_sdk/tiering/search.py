@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -15,7 +16,6 @@ from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.types import LookupResult, OffloadKey
 
-# Compiled code reads these module-level names faster than the members of an enumeration.
 _MISS: Final = LookupResult.MISS
 _HIT_PENDING: Final = LookupResult.HIT_PENDING
 _RETRY: Final = LookupResult.RETRY
@@ -26,7 +26,7 @@ _NOT_FOUND: Final = Verdict.NOT_FOUND
 #: The maximum number of chunks to look up at once, which takes about 15 ms of a step. Requests
 #: further back in the engine's queue must wait for device blocks anyway, so lookups can wait too.
 MOST_CHUNKS: Final = 16_384
-#: Maps a failed lookup's verdict to the reason for the miss: LOOKUP_FAILED for other verdicts.
+#: The reason for a miss, by the lookup's verdict; LOOKUP_FAILED for other verdicts.
 _DOUBTS = {
     Verdict.TIMEOUT: MissReason.TIMEOUT.value,
     Verdict.UNAVAILABLE: MissReason.UNAVAILABLE.value,
@@ -57,7 +57,6 @@ class LookupTable:
             self.open[key] = pending
 
     def join(self, key: OffloadKey) -> PendingLookup | None:
-        """Return another request's pending lookup of a chunk, or ``None``."""
         pending = self.open.get(key)
         if pending is not None:
             self._joined += 1
@@ -86,7 +85,6 @@ class LookupTable:
             self._close(pending)
 
     def give_up(self, pending: PendingLookup) -> None:
-        """End a lookup, and count the missing answers as timeouts."""
         pending.waiting = 0
         pending.doubt = MissReason.TIMEOUT.value
         self._close(pending)
@@ -102,30 +100,24 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # The table may hold another lookup of the chunk, because this one may not be shared.
+            # An unshared lookup is not in the table, which may have another lookup of the chunk.
             if self.open.get(key) is pending:
                 del self.open[key]
 
 
+@dataclass(eq=False)
 class TierSearch:
-    def __init__(
-        self,
-        tiers: Sequence[ManagedTier],
-        primary: PrimaryTier,
-        promotions: Promotions,
-        requests: Mapping[str, RequestState],
-    ) -> None:
-        self.lookups: LookupTable = LookupTable()
-        self._tiers = tiers
-        self._primary = primary
-        self._promotions = promotions
-        self._requests = requests
+    tiers: Sequence[ManagedTier]
+    primary: PrimaryTier
+    promotions: Promotions
+    requests: dict[str, RequestState]
+    lookups: LookupTable = field(default_factory=LookupTable)
 
     def find(self, key: OffloadKey, state: RequestState) -> LookupResult:
         """Look up a chunk that is not in the primary tier; see :meth:`TieringManager.lookup`."""
         pending = state.asked.get(key)
         if pending is None:
-            step = self._primary.step
+            step = self.primary.step
             if state.turn != step:
                 if self.lookups.is_full:
                     state.wait_in(step).put_off = key
@@ -145,16 +137,14 @@ class TierSearch:
             self._count_miss(key, state, reason.value)
             return _MISS
         if pending.waiting:
-            if self._primary.now_s <= pending.deadline_s:
-                wait = state.wait_in(self._primary.step)
+            if self.primary.now_s <= pending.deadline_s:
+                wait = state.wait_in(self.primary.step)
                 if pending is not wait.latest:
                     wait.note_lookup(pending)
                 return _RETRY
             self.lookups.give_up(pending)
-        if having is None:
-            self._count_miss(key, state, pending.doubt or _ABSENT)
-        else:
-            self._count_miss(key, state, MissReason.LOAD_FAILED.value)
+        no_hit = pending.doubt or _ABSENT
+        self._count_miss(key, state, no_hit if having is None else MissReason.LOAD_FAILED.value)
         return _MISS
 
     def wait_of(self, state: RequestState) -> Wait | None:
@@ -162,8 +152,8 @@ class TierSearch:
         if wait is None:
             return None
         key = wait.put_off
-        has_turn = key is not None and (key in self._primary.by_key or not self.lookups.is_full)
-        if has_turn or wait.is_over(self._primary.now_s):
+        has_turn = key is not None and (key in self.primary.by_key or not self.lookups.is_full)
+        if has_turn or wait.is_over(self.primary.now_s):
             state.wait = None
         return state.wait
 
@@ -173,11 +163,11 @@ class TierSearch:
             if not pending.waiting:
                 self._load_known(pending)
                 continue
-            recompute_s = self._primary.stats.recompute_s
+            recompute_s = self.primary.stats.recompute_s
             # Without an estimate, allow the longest wait, because recomputing is usually slower.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
-            for tier in self._tiers:
+            for tier in self.tiers:
                 if pending.waiting & tier.bit:
                     job = tier.client.lookup(
                         pending.keys, pending.request, tag=pending, worth_s=worth_s
@@ -190,61 +180,56 @@ class TierSearch:
         """Ask the tiers for a chunk, or join a pending lookup; return ``None`` for a miss."""
         if type(key) is not bytes:
             check_keys((key,))
-        if not self._tiers:
+        if not self.tiers:
             self._count_miss(key, state, _ABSENT)
             return None
         # A request that may ask only some tiers cannot share a lookup that asks all tiers.
         pending = self.lookups.join(key) if state.tiers == -1 else None
         if pending is None:
+            known = 0
             pending = state.asking
             if pending is None or pending.sealed:
                 # Load without a lookup only if no earlier chunk is being looked up. Otherwise the
                 # prefix may end at the earlier chunk, and the load would be wasted.
-                known = 0 if state.asks_first else self._known_tiers(key, state)
-                if known:
-                    return self._take_known(key, known, state)
-                pending = self._begin_lookup(state)
+                if not state.asks_first:
+                    known = self._known_tiers(key, state)
+                pending = self._known_lookup(state) if known else self._begin_lookup(key, state)
                 if pending is None:
-                    may_ask = self._tiers_of(state)
-                    reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
-                    if self._count_miss(key, state, reason.value):
-                        self._drop_lookups(may_ask, 1)
                     return None
             self.lookups.add(pending, key)
+            if known:
+                pending.hits[key] = known
         state.asked[key] = pending
         return pending
 
-    def _tiers_of(self, state: RequestState) -> int:
-        tiers = 0
-        for tier in self._tiers:
-            if not tier.client.is_drained:
-                tiers |= tier.bit
-        return tiers & state.tiers
-
-    def _begin_lookup(self, state: RequestState) -> PendingLookup | None:
-        may_ask = self._tiers_of(state)
-        tiers = 0
-        for tier in self._tiers:
-            if tier.client.takes_reads:
-                tiers |= tier.bit & may_ask
+    def _begin_lookup(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
+        """Begin a lookup; count a miss and return ``None`` if no tier takes reads."""
+        may_ask = tiers = 0
+        for tier in self.tiers:
+            if tier.bit & state.tiers and not tier.client.is_drained:
+                may_ask |= tier.bit
+                if tier.client.takes_reads:
+                    tiers |= tier.bit
         if not tiers:
+            reason = MissReason.UNAVAILABLE if may_ask else MissReason.ABSENT
+            if self._count_miss(key, state, reason.value):
+                self._drop_lookups(may_ask, 1)
             return None
-        pending = self._begin(state, tiers)
+        pending = state.asking = self._begin(state, tiers)
         if tiers != may_ask:
             pending.doubt = MissReason.UNAVAILABLE.value
             pending.skipped = may_ask & ~tiers
-        state.asking = pending
         return pending
 
     def _begin(self, state: RequestState, tiers: int) -> PendingLookup:
-        pending = PendingLookup(state.context, tiers, self._primary.step, state.tiers == -1)
+        pending = PendingLookup(state.context, tiers, self.primary.step, state.tiers == -1)
         self.lookups.new.append(pending)
         return pending
 
     def _known_tiers(self, key: OffloadKey, state: RequestState) -> int:
-        """Return a mask of tiers known to have a chunk; 0 if the first usable tier may lack it."""
+        """Return the tiers known to have a chunk; 0 if the first usable tier may lack it."""
         known = 0
-        for tier in self._tiers:
+        for tier in self.tiers:
             if tier.bit & state.tiers and tier.client.takes_reads:
                 if tier.client.knows(key):
                     known |= tier.bit
@@ -252,25 +237,21 @@ class TierSearch:
                     break
         return known
 
-    def _take_known(self, key: OffloadKey, known: int, state: RequestState) -> PendingLookup:
+    def _known_lookup(self, state: RequestState) -> PendingLookup:
         pending = state.known
         if pending is None or pending.sealed:
-            pending = self._begin(state, 0)
+            pending = state.known = self._begin(state, 0)
             pending.is_known = True
-            state.known = pending
-        self.lookups.add(pending, key)
-        pending.hits[key] = known
-        state.asked[key] = pending
         return pending
 
     def _load_known(self, pending: PendingLookup) -> None:
-        state = self._requests.get(pending.request.request_id)
+        state = self.requests.get(pending.request.request_id)
         if state is None or state.finished:
             return
         for key in pending.keys:
             if state.asked.get(key) is not pending:
                 continue
-            if key not in self._primary.by_key and not state.asks_first:
+            if key not in self.primary.by_key and not state.asks_first:
                 # If the load cannot begin, the next step looks up the chunk and counts any miss.
                 state.asks_first = self._begin_load(key, pending, state) is not None
             # The chunk may leave its tier at any time, so a later load must check again.
@@ -280,8 +261,8 @@ class TierSearch:
         self, key: OffloadKey, pending: PendingLookup, state: RequestState
     ) -> MissReason | None:
         """Load a chunk and its successors; return the reason if the load cannot begin."""
-        tier = self._tiers[pending.first_hit(key, state.tiers)]
-        failed = self._promotions.failed
+        tier = self.tiers[pending.first_hit(key, state.tiers)]
+        failed = self.promotions.failed
         while not tier.client.takes_reads or (
             failed and failed.get((key, tier.index), -1) > pending.step
         ):
@@ -289,7 +270,7 @@ class TierSearch:
             pending.strike(key, tier.index)
             if not pending.hits[key] & state.tiers:
                 return MissReason.UNAVAILABLE
-            tier = self._tiers[pending.first_hit(key, state.tiers)]
+            tier = self.tiers[pending.first_hit(key, state.tiers)]
         room = tier.client.load_room
         if not room:
             tier.client.stats.dropped["load.queue_full"] += 1
@@ -300,17 +281,16 @@ class TierSearch:
         if pending.request is state.context:
             # Load the following chunks in the same job, because the request needs them too.
             keys = pending.run_from(key, tier.index, room)
-            by_key = self._primary.by_key
+            by_key = self.primary.by_key
             if len(keys) > 1:
                 keys = [k for k in keys if k not in by_key]
-        if self._promotions.start(keys, pending, tier, state):
+        if self.promotions.start(keys, pending, tier, state):
             return None
         tier.client.stats.dropped["load.primary_full"] += 1
         return MissReason.PRIMARY_FULL
 
     def _is_worth_loading(self, pending: PendingLookup, tier: TierClient) -> bool:
-        """Return true if loading all chunks of a lookup is faster than recomputing them."""
-        recompute_s = self._primary.stats.recompute_s
+        recompute_s = self.primary.stats.recompute_s
         if recompute_s is None:
             return True
         if pending.worth_loading is None:
@@ -323,10 +303,10 @@ class TierSearch:
         if state.is_prefetch or key in state.missed:
             return False
         state.missed.add(key)
-        self._primary.stats.misses[reason] += 1
+        self.primary.stats.misses[reason] += 1
         return True
 
     def _drop_lookups(self, tiers: int, chunks: int) -> None:
-        for tier in self._tiers:
+        for tier in self.tiers:
             if tiers & tier.bit:
                 tier.client.drop_lookups(chunks)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from kvtier_sdk.contract import EvictionPolicy
-from kvtier_sdk.events import PRIMARY, ChunkNote, EventLog, OffloadingEvent
+from kvtier_sdk.events import PRIMARY, EventLog, OffloadingEvent
 from kvtier_sdk.metrics import PoolUsage, TierStats
 from kvtier_sdk.registry import build_facts
 from kvtier_sdk.tiering.leases import Leases
 from kvtier_sdk.tiering.records import Slot, SlotState
 from kvtier_sdk.types import Locality, Medium, OffloadKey, RequestContext
 
-# Compiled code reads these module-level names faster than the members of an enumeration.
 _FREE: Final = SlotState.FREE
 _WRITING: Final = SlotState.WRITING
 _LOADING: Final = SlotState.LOADING
@@ -22,13 +22,13 @@ _READY: Final = SlotState.READY
 _QUARANTINED: Final = SlotState.QUARANTINED
 
 
+@dataclass(eq=False)
 class Purge:
     """The progress of an operator's purge of the primary tier."""
 
-    def __init__(self, keys: Sequence[OffloadKey] | None) -> None:
-        # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
-        self.left: Sequence[OffloadKey] | None = keys
-        self.forgotten: int = 0
+    # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
+    left: Sequence[OffloadKey] | None
+    forgotten: int = 0
 
 
 class PrimaryTier:
@@ -81,13 +81,6 @@ class PrimaryTier:
         slot = self.by_key.get(key)
         return b"" if slot is None else slot.note
 
-    def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        slot = self.by_key.get(key)
-        if slot is not None and not slot.note:
-            slot.note = make_note().encode()
-            if slot.state is _READY:
-                self.events.describe(key, slot.note)
-
     def take(self, count: int) -> tuple[list[Slot], Sequence[OffloadKey]]:
         """Take up to ``count`` slots, evicting if needed; return the slots and the evicted keys."""
         free = self._free
@@ -102,7 +95,6 @@ class PrimaryTier:
         return taken, evicted
 
     def assign(self, keys: Sequence[OffloadKey], slots: Sequence[Slot], state: SlotState) -> None:
-        """Assign chunks to taken slots, and pin each slot for the writer of its chunk."""
         self.by_key.update(zip(keys, slots, strict=True))
         self._count(state, len(slots))
         for key, slot in zip(keys, slots, strict=True):
@@ -174,7 +166,7 @@ class PrimaryTier:
     def evict(self, keys: Sequence[OffloadKey]) -> None:
         if not keys:
             return
-        # Chunks evicted together are about equally old, so the first chunk's age serves for all.
+        # Chunks evicted together are about equally old, so observe only the first chunk's age.
         age_s = self.now_s - self.by_key[keys[0]].used_s
         self.stats.evicted_age_s.observe_several(age_s, len(keys))
         pop, remove, free = self.by_key.pop, self._policy.on_remove, self._free
@@ -196,7 +188,6 @@ class PrimaryTier:
         return purge
 
     def begin_step(self) -> None:
-        """End expired leases, and remove purged chunks that are not in use."""
         if self.leases.held:
             self.leases.expire(self.now_s)
         for purge in list(self._purges):
@@ -212,7 +203,7 @@ class PrimaryTier:
                 self._purges.remove(purge)
 
     def usage(self, held: Iterable[int]) -> PoolUsage:
-        """Count the slots by state. Requests and tiers hold the slots with the indices ``held``."""
+        """Count the slots by state. Requests or tiers use the slots with the indices ``held``."""
         count, free, known = len(self.slots), self.free_slots, len(self.by_key)
         writing, loading = self.writing, self.loading
         return PoolUsage(

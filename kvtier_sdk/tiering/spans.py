@@ -30,7 +30,7 @@ def span_maker(tier: str, clock: Clock) -> Callable[[Job, JobResult], None] | No
             return
         verdicts, now_s = result.verdicts, clock.now_s()
         start_s = clock.wall_s() - now_s + job.handed_s
-        # A job that the client itself has ended, for example an overdue one, has no duration.
+        # The result of a job that the client ended itself, such as an overdue job, has no duration.
         end_s = start_s + (result.duration_s or now_s - job.handed_s)
         succeeded = verdicts.count(Verdict.OK)
         absent = verdicts.count(Verdict.NOT_FOUND) if done == "found" else 0

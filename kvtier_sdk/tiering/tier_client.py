@@ -30,13 +30,11 @@ from kvtier_sdk.runner.jobs import (
     uniform_result,
 )
 from kvtier_sdk.runner.log import TierLog
-from kvtier_sdk.tiering.job_table import JobTable
-from kvtier_sdk.tiering.known_chunks import KnownChunks
-from kvtier_sdk.tiering.losses import Losses
 from kvtier_sdk.tiering.pace import SLOW_S, Pace
 from kvtier_sdk.tiering.spans import span_maker
 from kvtier_sdk.tiering.tier_counts import Outages, count_result, note_state
 from kvtier_sdk.tiering.tier_listener import TierListener
+from kvtier_sdk.tiering.tier_record import JobTable, KnownChunks, Losses
 from kvtier_sdk.types import Capability, OffloadKey, RequestContext
 
 #: The request context of jobs that serve no particular request.
@@ -67,8 +65,7 @@ class TierClient:
     :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. Call all
     methods on one thread, unless a method's description says otherwise.
 
-    The client owns the tier's queue limits, job table, counters and events. If the tier removes a
-    chunk during its store, the client reports no event for the store.
+    If the tier removes a chunk during its store, the client reports no event for the store.
 
     ::
 
@@ -86,20 +83,11 @@ class TierClient:
         stats: live counters; the caller counts ``hit_chunks``.
         chunk_bytes: payload of a chunk.
         jobs: jobs that were handed to the runner and are not yet released.
-        losses: why the tier lacks chunks that it had or was offered.
+        losses: the reasons why chunks are missing from the tier.
         load_bytes: payload of collected and running loads.
         store_bytes: payload of collected and running stores.
         is_drained: true to take the tier out of use. Running jobs still end, but
             :attr:`takes_reads` and :attr:`takes_stores` are false. Any thread may set this.
-
-    Args:
-        runner: the tier's runner, which the client takes over.
-        listener: the receiver of the jobs' results.
-        clock: the source of time.
-        chunk_bytes: payload of a chunk.
-        max_store_bytes: limit of the store queue; the tier's ``max_queue`` applies if it is lower.
-        events: true to collect events, which the caller must take with :meth:`take_events`.
-        note_of: returns a chunk's note, which the tier then stores for routers.
     """
 
     def __init__(
@@ -143,10 +131,10 @@ class TierClient:
         tier_class = spec.tier_class
         of = spec.name, tier_class.medium, tier_class.locality
         self._events = EventLog(*of, is_enabled=events)
-        self._note_of = note_of
+        self._note_of = note_of  # returns a chunk's note, which the tier stores for routers
         self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
-        # The collected jobs, in order, and for each request the load that takes further chunks.
+        # The collected jobs, and the load of each request to which further chunks are added.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
@@ -173,6 +161,7 @@ class TierClient:
                 the runner has ended.
         """
         self.stats.note_open(self._runner.start())
+        self._outages.update()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Hand over the collected jobs, drain and close the tier, and end its runner.
@@ -266,10 +255,10 @@ class TierClient:
     def knows(self, key: OffloadKey) -> bool:
         """Return true if the chunk ``key`` can be loaded without a lookup.
 
-        A chunk is known if the tier has stored or loaded it and has not reported its removal. If
-        the tier has lost a known chunk without a report, the load fails, and the client forgets all
-        known chunks. If loads run and the tier has been silent for ``lookup_deadline``, the result
-        is false, because a lookup detects a hanging tier sooner than a load.
+        A chunk is known if the tier has stored or loaded it and has not reported its removal. If a
+        known chunk was lost, its load fails, and all chunks become unknown. No chunk is known while
+        loads run and the tier has been silent for ``lookup_deadline``, because a lookup detects a
+        hanging tier sooner than a load.
         """
         within_s = self.spec.runner.lookup_deadline_s
         return key in self._known and self.pace.answers(self._clock.now_s(), within_s)
@@ -525,8 +514,8 @@ class TierClient:
             self.jobs.note_removed(report.keys)
             self._events.add(report.keys, removed=True)
         else:
-            with self._outages.followed():
-                note_state(self.stats, report, now_s)
+            note_state(self.stats, report, now_s)
+            self._outages.update()
             if isinstance(report, RunnerStopped):
                 self._stopped(report, now_s)
 
@@ -577,13 +566,13 @@ class TierClient:
         if is_slow == self.stats.is_slow:
             return
         name = self.spec.name
-        with self._outages.followed():
-            self.stats.is_slow = int(is_slow)
-            if is_slow:
-                text = f"no load or store has made progress for {SLOW_S:g} s; it gets no stores"
-                self.log.often(logging.WARNING, "slow", f"{name}: slow: {text}")
-            else:
-                self._log_end("no longer slow", f"{name}: no longer slow")
+        self.stats.is_slow = int(is_slow)
+        if is_slow:
+            text = f"no load or store has made progress for {SLOW_S:g} s; it gets no stores"
+            self.log.often(logging.WARNING, "slow", f"{name}: slow: {text}")
+        else:
+            self._log_end("no longer slow", f"{name}: no longer slow")
+        self._outages.update()
 
     def _log_end(self, topic: str, message: str) -> None:
         """Log the end of a condition, after any messages that were held back."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
 
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.runner.breaker import BreakerState, Direction
@@ -23,13 +21,6 @@ from kvtier_sdk.runner.jobs import (
     failure_counts,
 )
 
-_OK: Final = Verdict.OK
-_NOT_FOUND: Final = Verdict.NOT_FOUND
-_LOOKUP: Final = Operation.LOOKUP
-_LOAD: Final = Operation.LOAD
-_STORE: Final = Operation.STORE
-_TOUCH: Final = Operation.TOUCH
-
 _WHAT = {
     Direction.READ: "chunks were not looked up in it",
     Direction.WRITE: "chunks were not stored in it",
@@ -38,30 +29,30 @@ _WHAT = {
 
 def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) -> None:
     verdicts, operation = result.verdicts, job.operation
-    succeeded = verdicts.count(_OK)
+    succeeded = verdicts.count(Verdict.OK)
     absent = 0
-    if operation is _LOOKUP:
+    if operation is Operation.LOOKUP:
         # An absent chunk is a valid answer to a lookup, not a failure.
-        absent = verdicts.count(_NOT_FOUND)
+        absent = verdicts.count(Verdict.NOT_FOUND)
         stats.found_chunks += succeeded
         stats.absent_chunks += absent
-    elif operation is _LOAD:
+    elif operation is Operation.LOAD:
         stats.loaded_chunks += succeeded
         stats.loaded_bytes += result.moved_bytes
         stats.loaded_object_bytes += result.object_bytes
         stats.expand_s += result.coding_s
-    elif operation is _STORE:
+    elif operation is Operation.STORE:
         stats.stored_chunks += succeeded
         stats.stored_bytes += result.moved_bytes
         stats.stored_object_bytes += result.object_bytes
         stats.compress_s += result.coding_s
-    if operation is _LOOKUP or operation is _LOAD or operation is _STORE:
+    if operation in (Operation.LOOKUP, Operation.LOAD, Operation.STORE):
         stats.job_s[operation.value].observe(result.duration_s)
         stats.job_chunks[operation.value].observe(len(verdicts))
     # A failed touch is not counted, because it loses no chunk.
-    if succeeded + absent < len(verdicts) and operation is not _TOUCH:
+    if succeeded + absent < len(verdicts) and operation is not Operation.TOUCH:
         for reason, count in failure_counts(verdicts).items():
-            if not (absent and reason == _NOT_FOUND.value):
+            if not (absent and reason == Verdict.NOT_FOUND.value):
                 stats.failures[f"{operation.value}.{reason}"] += count
     if result.retries:
         stats.retries[operation.value] += result.retries
@@ -95,31 +86,28 @@ def note_state(stats: TierStats, report: Report, now_s: float) -> None:
 
 
 class Outages:
-    """A logger of the number of chunks that were not looked up or stored during an outage."""
+    """Logs the number of chunks that were not looked up or stored during an outage."""
 
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # For each direction, the count of missed chunks at the start of the last outage.
-        self._missed_before = dict.fromkeys(Direction, 0)
+        # For each direction with an outage, the count of missed chunks at its start.
+        self._missed_before: dict[Direction, int] = {}
 
-    @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Record an outage that begins during the block; log the misses of an outage that ends."""
-        before = self._under_way()
-        yield
-        for direction, is_out in self._under_way().items():
-            if is_out and not before[direction]:
-                self._missed_before[direction] = self._missed(direction)
-            elif before[direction] and not is_out:
-                self._tell(direction)
-
-    def _under_way(self) -> dict[Direction, int]:
+    def update(self) -> None:
+        """Record an outage that has begun; log the misses of an outage that has ended."""
         stats = self._stats
-        return {
-            Direction.READ: stats.reads_open,
-            Direction.WRITE: stats.stores_open | stats.is_slow,
-        }
+        self._follow(Direction.READ, stats.reads_open)
+        self._follow(Direction.WRITE, stats.stores_open | stats.is_slow)
+
+    def _follow(self, direction: Direction, is_out: int) -> None:
+        if is_out:
+            self._missed_before.setdefault(direction, self._missed(direction))
+        elif direction in self._missed_before:
+            count = self._missed(direction) - self._missed_before.pop(direction)
+            if count:
+                message = f"{self._stats.name}: meanwhile {count:,} {_WHAT[direction]}"
+                self._log_end(f"missed {direction.value}s", message)
 
     def _missed(self, direction: Direction) -> int:
         dropped, failures = self._stats.dropped, self._stats.failures
@@ -127,9 +115,3 @@ class Outages:
             return dropped["lookup.unavailable"]
         unavailable = "store.unavailable"
         return dropped[unavailable] + dropped["store.slow"] + failures[unavailable]
-
-    def _tell(self, direction: Direction) -> None:
-        count = self._missed(direction) - self._missed_before[direction]
-        if count:
-            message = f"{self._stats.name}: meanwhile {count:,} {_WHAT[direction]}"
-            self._log_end(f"missed {direction.value}s", message)

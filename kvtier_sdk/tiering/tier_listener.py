@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TierListener:
-    """A receiver of the results of a tier's jobs. Each method does nothing unless overridden.
+    """Receives the results of a tier's jobs. Each method does nothing unless overridden.
 
     The client calls every method on the engine's thread, inside :meth:`TierClient.poll` or
     :meth:`TierClient.close`. A method may hand the client new jobs, and must not raise.
@@ -43,13 +43,10 @@ class TierListener:
         """Handle the ``verdicts`` of a deletion (``job``) in ``tier``, one per key."""
 
     def removed(self, tier: TierClient, keys: Sequence[OffloadKey], *, evicted: bool) -> None:
-        """Handle the removal of chunks from the tier.
+        """Handle the removal of the chunks ``keys`` from ``tier``.
 
-        Args:
-            tier: the tier's client.
-            keys: the removed chunks.
-            evicted: true if the tier evicted the chunks to make room; false if the chunks expired,
-                were deleted or were lost.
+        ``evicted`` is true if the tier evicted the chunks to make room, and false if they expired,
+        were deleted or were lost.
         """
 
     def released(self, tier: TierClient, job: Job) -> None:

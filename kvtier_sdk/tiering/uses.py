@@ -44,7 +44,6 @@ class Uses:
             self._over[request.request_id] = request, None
 
     def tell(self) -> None:
-        """Report the step's uses to the policy and to the tiers."""
         if self._touched:
             # Omit chunks that no later turn needs, because tiers need not keep them.
             touched = [key for key, request in self._touched.items() if not request.is_over]

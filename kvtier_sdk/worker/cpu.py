@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import ctypes
 import itertools
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ MIN_PART_BYTES = 512 * 1024
 #: A load waits for store parts that have begun. A part of this size takes a few milliseconds.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
-#: The destination addresses, source addresses and lengths in bytes of some runs.
+#: The destination addresses, source addresses and lengths in bytes of several runs.
 _Part: TypeAlias = tuple[Int64s, Int64s, Int64s]
 
 
@@ -43,14 +43,11 @@ class CPUDevice(Device):
         threads: int | None = None,
         copy: Callable[[Int64s, Int64s, Int64s], None] = copy_runs,
     ) -> None:
-        self._clock = SystemClock()
         self._copy = copy
         self._cpus = _cpus_of_the_process()
-        #: Copies with parts that have not begun, the most urgent first.
-        self._queue: list[tuple[int, int, _ThreadedCopy]] = []
+        #: An entry for each part, the most urgent first. ``None`` ends a thread.
+        self._queue = queue.PriorityQueue[tuple[int, int, _ThreadedCopy | None]]()
         self._turns = itertools.count()
-        self._changed = threading.Condition()
-        self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"kvtier-copy-{number}", daemon=True)
             for number in range(threads or min(MAX_THREADS, len(self._cpus)))
@@ -61,36 +58,27 @@ class CPUDevice(Device):
     def register(self, host: HostLayout, groups: Sequence[GroupLayout]) -> None:
         """Do nothing, because ``memmove`` needs no pinned memory."""
 
-    def start(
-        self,
-        plan: JobPlan,
-        operation: Operation,
-        *,
-        expedited: bool,
-        after: StreamOrEvent | None = None,
-    ) -> Copy:
+    def start(self, plan: JobPlan, after: StreamOrEvent | None) -> Copy:
         """Start a copy. Ignore ``after``, because torch queues no work on a CPU."""
         # Cut one part for each thread, or more if large parts would delay a load for too long.
         runs = plan.runs()
         threads = max(1, min(len(self._threads), runs.size_bytes // MIN_PART_BYTES))
         rounds = -(-runs.size_bytes // (threads * MAX_PART_BYTES))
         plans = [runs] if threads * rounds == 1 else runs.split(threads * rounds)
-        store = operation is Operation.STORE
+        store = plan.operation is Operation.STORE
         parts = [
             (*((part.host, part.device) if store else (part.device, part.host)), part.lengths_bytes)
             for part in plans
         ]
-        copy = _ThreadedCopy(parts, self._help)
-        urgency = 2 if store else 0 if expedited else 1
-        with self._changed:
-            bisect.insort(self._queue, (urgency, next(self._turns), copy))
-            self._changed.notify(len(parts))
+        copy = _ThreadedCopy(parts, self._copy)
+        urgency = 2 if store else 0 if plan.expedited else 1
+        for _ in parts:
+            self._queue.put((urgency, next(self._turns), copy))
         return copy
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        for _ in self._threads:
+            self._queue.put((3, next(self._turns), None))
         for thread in self._threads:
             thread.join()
 
@@ -98,78 +86,59 @@ class CPUDevice(Device):
         # This thread has inherited the engine thread's pinning, so allow all cores of the process.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                copy = self._queue[0][2]
-                part = self._begin_part(copy)
-            self._run(copy, part)
+        while (copy := self._queue.get()[2]) is not None:
+            copy.copy_part()
 
-    def _help(self, copy: _ThreadedCopy) -> None:
-        """Let the calling thread, which must wait anyway, copy the parts that have not begun."""
-        while True:
-            with self._changed:
-                if not copy.parts:
-                    return
-                part = self._begin_part(copy)
-            self._run(copy, part)
 
-    def _begin_part(self, copy: _ThreadedCopy) -> _Part:
-        if copy.began_s is None:
-            copy.began_s = self._clock.now_s()
-        copy.running += 1
-        part = copy.parts.pop(0)
-        if not copy.parts:
-            self._forget(copy)
-        return part
+class _ThreadedCopy(Copy):
+    """A copy in parts. Any number of threads may copy parts at the same time."""
 
-    def _run(self, copy: _ThreadedCopy, part: _Part) -> None:
+    def __init__(self, parts: list[_Part], copy: Callable[[Int64s, Int64s, Int64s], None]) -> None:
+        self._parts = parts
+        self._copy = copy
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._running = 0
+        self._began_s = self._ended_s = 0.0
+        self._failure: BaseException | None = None
+        self._has_ended = threading.Event()
+
+    def copy_part(self) -> bool:
+        """Copy the next part; return false if all parts have begun already."""
+        with self._lock:
+            if not self._parts:
+                return False
+            part = self._parts.pop(0)
+            self._began_s = self._began_s or self._clock.now_s()
+            self._running += 1
         failure: BaseException | None = None
         try:
             self._copy(*part)
         except BaseException as raised:
             failure = raised
-        with self._changed:
-            copy.running -= 1
+        with self._lock:
+            self._running -= 1
             if failure is not None:
-                copy.failure = copy.failure or failure
-                copy.parts.clear()
-                self._forget(copy)
-            if not copy.running and not copy.parts:
-                copy.ended_s = self._clock.now_s()
-                copy.has_ended.set()
-
-    def _forget(self, copy: _ThreadedCopy) -> None:
-        self._queue = [entry for entry in self._queue if entry[2] is not copy]
-
-
-class _ThreadedCopy(Copy):
-    """A copy in parts. Only a thread that holds the device's lock may change the attributes."""
-
-    def __init__(self, parts: list[_Part], help_with: Callable[[_ThreadedCopy], None]) -> None:
-        self.parts = parts
-        self.running = 0
-        self.began_s: float | None = None
-        self.ended_s = 0.0
-        self.failure: BaseException | None = None
-        self.has_ended = threading.Event()
-        self._help_with = help_with
+                self._failure = self._failure or failure
+                self._parts.clear()
+            if not self._running and not self._parts:
+                self._ended_s = self._clock.now_s()
+                self._has_ended.set()
+        return True
 
     def done(self) -> bool:
-        return self.has_ended.is_set()
+        return self._has_ended.is_set()
 
     def wait(self) -> None:
-        self._help_with(self)
-        self.has_ended.wait()
+        # Copy the remaining parts in the calling thread, which must wait for them anyway.
+        while self.copy_part():
+            pass
+        self._has_ended.wait()
 
-    def error(self) -> str | None:
-        return None if self.failure is None else f"{type(self.failure).__name__}: {self.failure}"
-
-    def duration_s(self) -> float:
-        return 0.0 if self.began_s is None else self.ended_s - self.began_s
+    def outcome(self) -> tuple[str | None, float]:
+        failure = self._failure
+        error = None if failure is None else f"{type(failure).__name__}: {failure}"
+        return error, self._ended_s - self._began_s
 
 
 def _cpus_of_the_process() -> set[int]:

@@ -23,10 +23,10 @@ from kvtier_sdk.worker.registration import RefusedError, Registration
 _log = logging.getLogger("kvtier.worker")
 
 #: Approximate limit of the bytes queued on a stream. A higher limit would delay expedited loads.
-#: With a lower one, the link could become idle while a busy interpreter delays pieces for 5 ms.
+#: With a lower limit, the link would become idle if a busy interpreter delayed a piece by 5 ms.
 WINDOW_BYTES = 256 * 1024**2
-#: Approximate limit of the runs queued on a stream. A driver blocked the caller at 131,072 runs
-#: until the stream had moved them. Its exact threshold is unknown.
+#: Approximate limit of the runs queued on a stream. With 131,072 queued runs, a driver blocked the
+#: caller until the stream had copied them. The exact threshold is unknown.
 WINDOW_RUNS = 1024
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -69,16 +69,14 @@ class CUDADevice(Device):
                     _first_line(raised),
                 )
 
-    def start(
-        self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
-    ) -> Copy:
+    def start(self, plan: JobPlan, after: StreamOrEvent | None) -> Copy:
         if after is None:
             raise ValueError(
                 "a job on an accelerator needs 'after': the stream that computes on its blocks, or "
                 "an event recorded there"
             )
-        store = operation is Operation.STORE
-        number = 0 if store else 2 if expedited else 1
+        operation = plan.operation
+        number = 0 if operation is Operation.STORE else 2 if plan.expedited else 1
         lane = self._lanes[number]
         with self.driver.during_captures():
             # Record an event now, so that the copy waits only for work queued before this call.
@@ -103,7 +101,7 @@ class CUDADevice(Device):
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls to torch and the driver to the device."""
+        """Make the device current in this thread, for torch and for the driver."""
         with torch.cuda.device(self.device), self.driver.current():
             yield
 
@@ -120,7 +118,7 @@ class CUDADevice(Device):
         enqueue(*ends, plan.lengths_bytes, order, stream.cuda_stream)
 
     def is_lost(self) -> bool:
-        """Return true if the device's context has failed, and with it all queued copies."""
+        """Return true if the device's context has failed, which ends all queued copies."""
         try:
             torch.cuda.mem_get_info(self.device)
         except RuntimeError:
@@ -135,13 +133,11 @@ class _Lane:
         self.copies = torch.cuda.Stream(device.device, priority=priority)
         self._device = device
         self._lock = threading.Lock()
-        #: Copies that still have pieces to queue, oldest first.
         self._waiting: deque[_StreamCopy] = deque()
         self._in_flight: deque[_Mark] = deque()
         self._feeding = False
 
     def add(self, copy: _StreamCopy) -> None:
-        """Queue the pieces that fit in the window, and let a thread queue the others."""
         with self._lock:
             self._waiting.append(copy)
             self._queue()
@@ -217,7 +213,7 @@ class _StreamCopy(Copy):
     _after: torch.Event
     all_queued: threading.Event = field(default_factory=threading.Event)
     _began: torch.cuda.Event | None = None
-    _ended: _Mark | None = None
+    _ended: _Mark = field(init=False)  # the latest piece's mark, set before ``all_queued``
     _error: str | None = None
 
     def __post_init__(self) -> None:
@@ -254,25 +250,22 @@ class _StreamCopy(Copy):
         return mark
 
     def done(self) -> bool:
-        return self.all_queued.is_set() and self._ended is not None and self._ended.is_reached()
+        return self.all_queued.is_set() and self._ended.is_reached()
 
     def wait(self) -> None:
         self.all_queued.wait()
-        if self._ended is not None:
-            self._ended.wait()
+        self._ended.wait()
 
-    def error(self) -> str | None:
-        return self._error or (None if self._ended is None else self._ended.error)
-
-    def duration_s(self) -> float:
-        if self._began is None or self._ended is None:
-            return 0.0
+    def outcome(self) -> tuple[str | None, float]:
+        error = self._error or self._ended.error
+        if self._began is None:
+            return error, 0.0
         try:
             with self._device.driver.during_captures():
-                return float(self._began.elapsed_time(self._ended.event)) / 1000
+                return error, float(self._began.elapsed_time(self._ended.event)) / 1000
         except RuntimeError:
             # The duration is unknown, because the context is lost or an event was never recorded.
-            return 0.0
+            return error, 0.0
 
 
 def _first_line(raised: Exception) -> str:

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import torch
 
-from kvtier_sdk.runner.jobs import Operation
 from kvtier_sdk.worker.planning import GroupLayout, HostLayout, JobPlan
 
 StreamOrEvent: TypeAlias = torch.Stream | torch.Event
@@ -24,12 +23,8 @@ class Copy(ABC):
         """Block, without the interpreter lock, until the copy has succeeded or failed."""
 
     @abstractmethod
-    def error(self) -> str | None:
-        """Return the reason why a finished copy failed, or ``None`` if it succeeded."""
-
-    @abstractmethod
-    def duration_s(self) -> float:
-        """Return how many seconds a finished copy took, excluding the time in a queue."""
+    def outcome(self) -> tuple[str | None, float]:
+        """Return a finished copy's error or ``None``, and the seconds for which it ran."""
 
 
 class Device(ABC):
@@ -40,9 +35,7 @@ class Device(ABC):
         """Prepare copies of these groups, and pin host memory. Call this once, before any copy."""
 
     @abstractmethod
-    def start(
-        self, plan: JobPlan, operation: Operation, *, expedited: bool, after: StreamOrEvent | None
-    ) -> Copy:
+    def start(self, plan: JobPlan, after: StreamOrEvent | None) -> Copy:
         """Start a copy of at least one block, and return immediately. Any thread may call this.
 
         The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an

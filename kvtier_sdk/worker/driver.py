@@ -1,4 +1,4 @@
-"""Makes the CUDA calls that torch does not expose, through ctypes.
+"""CUDA calls that torch does not expose, made through ctypes.
 
 torch has no batched copy, and making a tensor for each contiguous run would take longer than the
 copy. CUDA's own calls copy between plain addresses of host or device memory.
@@ -21,19 +21,6 @@ ORDER_STREAM, ORDER_ANY = 1, 3
 _CAPTURE_RELAXED = 2
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-
-
-class _Attributes(ctypes.Structure):
-    """The struct ``CUmemcpyAttributes``. Type 0 leaves a location unspecified."""
-
-    _fields_ = (
-        ("order", ctypes.c_int),
-        ("source_type", ctypes.c_int),
-        ("source_id", ctypes.c_int),
-        ("destination_type", ctypes.c_int),
-        ("destination_id", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-    )
 
 
 class CUDADriver:
@@ -81,9 +68,9 @@ class CUDADriver:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Direct this thread's calls to the driver to the device."""
-        # A new thread has no context until the runtime sets it, and the engine may use another one.
-        # If the context is lost, the push may fail; calls in the block then report the loss.
+        """Make the device's context current in this thread."""
+        # A new thread has no context until the runtime sets one, and the engine may use another
+        # device's. If the context is lost, the push may fail; calls in the block report the loss.
         is_pushed = not self._push(self._context)
         try:
             yield
@@ -93,7 +80,7 @@ class CUDADriver:
 
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
-        """Let this thread make calls that a graph's capture forbids, such as a query."""
+        """Allow calls in this thread that a graph's capture forbids, such as a query."""
         # Outside the block, such a call would fail while any thread captures a graph, and
         # invalidate the capture. The block must not use a stream that is being captured.
         mode = ctypes.c_int(_CAPTURE_RELAXED)
@@ -110,7 +97,8 @@ class CUDADriver:
         if self._batch is None:
             self.copy_each(into, out_of, lengths_bytes, order, stream)
             return
-        attributes = _Attributes(order=order)
+        # The struct ``CUmemcpyAttributes``: the order, then zeros, which specify no locations.
+        attributes = (ctypes.c_int * 6)(order)
         first_run = ctypes.c_size_t(0)
         refused = [ctypes.byref(ctypes.c_size_t(0))] if self._says_which else []
         status = self._batch(

@@ -7,10 +7,11 @@ staging part, and the kernel then distributes the pages.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,7 +48,7 @@ Enqueue: TypeAlias = Callable[[CopyPlan, Operation, torch.cuda.Stream], None]
 
 
 class PageKernel:
-    """The copying kernel on one device. Creation fails if triton is not installed."""
+    """The kernel that copies pages on a device. Creation fails if triton is not installed."""
 
     def __init__(self, device: torch.device) -> None:
         from kvtier_sdk.worker.kernel import launch
@@ -70,21 +71,10 @@ class PageKernel:
         found.record_stream(stream)
         return found
 
-    def queue(
-        self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
-    ) -> None:
-        """Queue the kernel; log a failure, and raise it as ``KVTierError``."""
-        try:
-            self.start(stream, *arguments, gather=gather)
-        except Exception as raised:  # triton's errors have no common base class
-            self.has_failed = True
-            _log.warning("pages are copied one by one from now on: the kernel failed: %s", raised)
-            raise KVTierError(f"the kernel that gathers pages failed: {raised}") from raised
-
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Compile the kernel if needed, and queue it. Any class of error may result."""
+        """Compile the kernel if needed, and queue it. May raise any class of error."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 
@@ -102,12 +92,7 @@ class _Staging:
 
     def __init__(self, kernel: PageKernel, priority: int) -> None:
         self.kernels = torch.cuda.Stream(priority=priority)
-        self._parts = [_Part(kernel.allocate(PART_BYTES)) for _ in range(PARTS)]
-
-    def next_part(self) -> _Part:
-        part = self._parts.pop(0)
-        self._parts.append(part)
-        return part
+        self.parts = itertools.cycle([_Part(kernel.allocate(PART_BYTES)) for _ in range(PARTS)])
 
 
 class _Band(NamedTuple):
@@ -119,14 +104,18 @@ class _Band(NamedTuple):
 
 
 class Gatherer:
-    """A planner that cuts jobs into pieces, each small enough for a staging part."""
+    """Cuts jobs into pieces, each small enough for a staging part."""
 
     def __init__(
         self, kernel: PageKernel, layouts: Sequence[GroupLayout], priorities: Sequence[int]
     ) -> None:
         stream = torch.cuda.Stream()
         self._kernel = kernel
-        self._tables = {of: _upload_table(of, kernel, stream) for of in layouts if _is_possible(of)}
+        self._tables: dict[GroupLayout, torch.Tensor] = {}
+        for layout in filter(_is_possible, layouts):
+            words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
+            rows = np.stack([layout.addresses, layout.strides_bytes, *words], 1)
+            self._tables[layout] = kernel.upload(rows, stream)
         table = next(iter(self._tables.values()))
         for gather in (True, False):
             # Compile the kernel now, with a launch that copies nothing.
@@ -143,7 +132,7 @@ class Gatherer:
         )
 
     def suits(self, plan: JobPlan) -> bool:
-        """Return true if a job has many short runs per slot, and all groups can be gathered."""
+        """Return true if the job has many short runs per slot, and its groups can be gathered."""
         runs = sum(share.most_runs() for share in plan.shares)
         slots = sum(len(share.hosts) for share in plan.shares)
         return (
@@ -156,7 +145,7 @@ class Gatherer:
     def pieces(self, plan: JobPlan, lane: int) -> list[StagedPiece]:
         staging = self._staging[lane]
 
-        @functools.cache
+        @cache
         def block_ids() -> torch.Tensor:
             ids = np.concatenate([share.blocks.ravel() for share in plan.shares])
             return self._kernel.upload(ids, staging.kernels)
@@ -205,42 +194,45 @@ class StagedPiece:
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
         """Queue the kernel and the copies, after the staging part's previous use."""
-        # Even after a failure, the last stream must wait for all work that was queued.
-        part = self._staging.next_part()
+        part = next(self._staging.parts)
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)
+        launch = partial(self._launch, part, gather=store)
+        copy = partial(enqueue, self._runs(part), operation, copies)
+        begin, end = (launch, copy) if store else (copy, launch)
         if part.free is not None:
             first.wait_event(part.free)
         try:
-            if store:
-                self._move(part, gather=True)
-            else:
-                enqueue(self._runs(part), operation, copies)
+            begin()
         finally:
+            # Wait even after a failure, because the copy ends with the work of the last stream.
             last.wait_event(first.record_event())
         try:
-            if store:
-                enqueue(self._runs(part), operation, copies)
-            else:
-                self._move(part, gather=False)
+            end()
         finally:
             part.free = last.record_event()
 
-    def _move(self, part: _Part, *, gather: bool) -> None:
+    def _launch(self, part: _Part, *, gather: bool) -> None:
         segments = self._band.segments
-        self._kernel.queue(
-            self._staging.kernels,
-            part.memory.data_ptr(),
-            self._block_ids(),
-            self._table,
-            self._first_entry,
-            self._share.blocks.size,
-            segments.start,
-            segments.stop - segments.start,
-            self._share.layout.blocks_per_chunk,
-            self._band.size_bytes // 8,
-            gather=gather,
-        )
+        block_ids = self._block_ids()
+        try:
+            self._kernel.start(
+                self._staging.kernels,
+                part.memory.data_ptr(),
+                block_ids,
+                self._table,
+                self._first_entry,
+                self._share.blocks.size,
+                segments.start,
+                segments.stop - segments.start,
+                self._share.layout.blocks_per_chunk,
+                self._band.size_bytes // 8,
+                gather=gather,
+            )
+        except Exception as raised:  # triton's errors have no common base class
+            self._kernel.has_failed = True
+            _log.warning("pages are copied one by one from now on: the kernel failed: %s", raised)
+            raise KVTierError(f"the kernel that gathers pages failed: {raised}") from raised
 
     def _runs(self, part: _Part) -> CopyPlan:
         """Return one run for each whole chunk, and several runs for each incomplete chunk."""
@@ -260,13 +252,6 @@ class StagedPiece:
                 CopyPlan(begins[chunk] + in_band, hosts[chunk] + in_band, lengths * blocks)
             )
         return join(plans)
-
-
-def _upload_table(
-    layout: GroupLayout, kernel: PageKernel, stream: torch.cuda.Stream
-) -> torch.Tensor:
-    words = [layout.lengths_bytes // 8, layout.offsets_bytes // 8]
-    return kernel.upload(np.stack([layout.addresses, layout.strides_bytes, *words], 1), stream)
 
 
 def _bands(layout: GroupLayout) -> Iterator[_Band]:

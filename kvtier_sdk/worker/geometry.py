@@ -23,7 +23,7 @@ class KVTensor:
     """One tensor of a KV cache, cut into blocks along one of its dimensions.
 
     Any order of dimensions and any dtype are allowed. Keys and values may be apart, heads may
-    precede tokens, and a tensor may hold several layers. Pass padded pages as a view without the
+    precede tokens, and a tensor may contain several layers. Pass padded pages as a view without the
     padding. If a kernel uses smaller blocks, ``unflatten`` the tensor into the engine's blocks.
 
     Attributes:
@@ -64,7 +64,7 @@ class KVTensor:
         return self.tensor.numel() * self.tensor.element_size() // self.blocks
 
     def segments(self) -> tuple[Int64s, int]:
-        """Return the addresses of block 0's contiguous pieces, and the length of one in bytes."""
+        """Return the addresses of block 0's contiguous pieces, and their common length in bytes."""
         length_bytes = element_bytes = self.tensor.element_size()
         addresses = np.array([self.tensor.data_ptr()], np.int64)
         block = self.tensor.select(self.block_dim, 0)
@@ -83,7 +83,7 @@ class KVGroup:
     """A KV-cache group, whose tensors have the same block ids. Groups may share tensors.
 
     Attributes:
-        tensors: the tensors, in the order in which a chunk holds their bytes.
+        tensors: the tensors, in the order of their bytes in a chunk.
         blocks_per_chunk: number of consecutive blocks of a request in one chunk.
         places: for each tensor, two numbers of bytes: the offset of the first block's page in a
             chunk, and the distance from one block's page to the next. Pages must not overlap, but
@@ -160,9 +160,12 @@ class DeviceBlocks:
 
 def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
     if isinstance(memory, np.ndarray):
-        array = memory
+        array = whole = memory
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        allocation = whole.ctypes.data
     elif memory.device.type == "cpu":
-        array = memory.detach().numpy()
+        array, allocation = memory.detach().numpy(), memory.untyped_storage().data_ptr()
     else:
         raise ConfigError(f"the host memory must be on the CPU, not on {memory.device}")
     if array.ndim != 2 or array.itemsize != 1 or 0 in array.shape:
@@ -178,17 +181,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"{array.strides} for rows of {part_bytes} bytes"
         )
     # Mappings begin at page boundaries. An allocator's memory usually begins inside a page.
-    has_own_pages = _allocation(memory) % mmap.PAGESIZE == 0
+    has_own_pages = allocation % mmap.PAGESIZE == 0
     return HostLayout(
         slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable, has_own_pages
     )
-
-
-def _allocation(memory: torch.Tensor | NDArray[np.uint8]) -> int:
-    """Return the address of the allocation behind a tensor or an array."""
-    if isinstance(memory, torch.Tensor):
-        return memory.untyped_storage().data_ptr()
-    whole = memory
-    while isinstance(whole.base, np.ndarray):
-        whole = whole.base
-    return whole.ctypes.data

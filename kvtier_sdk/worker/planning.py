@@ -14,6 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtier_sdk.runner.jobs import Operation
+
 Int64s: TypeAlias = NDArray[np.int64]
 
 #: A piece of a job has up to this many runs, or up to this many chunks of a single run each.
@@ -25,27 +27,18 @@ class GroupLayout:
     """The addresses of one KV-cache group's bytes, on the device and in a chunk.
 
     A block consists of contiguous pieces of memory, its *segments*. Each array below has an element
-    for each segment. Unless ``KVGroup.places`` is set, a chunk holds the first segments of all its
-    blocks, then all second segments, and so on. In this order, adjacent blocks can be copied as one
-    run.
-
-    Attributes:
-        blocks: number of blocks on the device, which limits the block ids.
-        blocks_per_chunk: number of consecutive blocks of a request in one chunk.
-        addresses: address of the segment in block 0.
-        strides_bytes: distance from the segment in one block to the same segment in the next.
-        lengths_bytes: length of the segment.
-        offsets_bytes: offset in a chunk of the first block's segment.
-        steps_bytes: distance in a chunk from one block's segment to the next block's.
+    for each segment. Unless ``KVGroup.places`` is set, a chunk begins with the first segments of
+    all its blocks; all second segments follow, and so on. In this order, a single run can copy
+    adjacent blocks.
     """
 
-    blocks: int
-    blocks_per_chunk: int
-    addresses: Int64s
-    strides_bytes: Int64s
-    lengths_bytes: Int64s
-    offsets_bytes: Int64s
-    steps_bytes: Int64s
+    blocks: int  # number of blocks on the device, which limits the block ids
+    blocks_per_chunk: int  # number of consecutive blocks of a request in one chunk
+    addresses: Int64s  # address of the segment in block 0
+    strides_bytes: Int64s  # distance from the segment in one block to the segment in the next
+    lengths_bytes: Int64s  # length of the segment
+    offsets_bytes: Int64s  # offset in a chunk of the first block's segment
+    steps_bytes: Int64s  # distance in a chunk from one block's segment to the next block's
 
     @property
     def chunk_bytes(self) -> int:
@@ -70,14 +63,11 @@ class HostLayout:
     """The slots in host memory, and this worker's part of each slot."""
 
     slots: int
-    #: Address of the part of slot 0.
-    address: int
-    #: Distance from slot to slot, which exceeds ``part_bytes`` if workers share each slot.
-    row_bytes: int
+    address: int  # address of the part of slot 0
+    row_bytes: int  # distance from slot to slot; exceeds ``part_bytes`` if workers share each slot
     part_bytes: int
     writable: bool = True
-    #: False if the memory's first or last page may contain other owners' bytes.
-    has_own_pages: bool = True
+    has_own_pages: bool = True  # false if the first or last page may contain other owners' bytes
 
     @property
     def end(self) -> int:
@@ -105,7 +95,9 @@ class CopyPlan:
         """Cut the plan into at most ``parts`` plans of nearly equal size."""
         parts = min(parts, self.size_bytes)
         cuts = np.array([self.size_bytes * part // parts for part in range(1, parts)], np.int64)
-        whole = self._cut(cuts)
+        begins = self.lengths_bytes.cumsum() - self.lengths_bytes
+        run = begins.searchsorted(cuts, side="right") - 1
+        whole = self._cut(run, cuts - begins[run])
         firsts = (whole.lengths_bytes.cumsum().searchsorted(cuts) + 1).tolist()
         return whole._parts([0, *firsts])
 
@@ -113,7 +105,7 @@ class CopyPlan:
         return self._parts(range(0, self.runs, runs))
 
     def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:
-        """Divide the plan into plans that begin with the runs ``firsts``."""
+        """Divide the plan into plans; ``firsts`` are the indices of their first runs."""
         return [
             CopyPlan(self.device[first:end], self.host[first:end], self.lengths_bytes[first:end])
             for first, end in pairwise([*firsts, self.runs])
@@ -121,23 +113,18 @@ class CopyPlan:
 
     def cut_at(self, addresses: Int64s) -> CopyPlan:
         run = self.host.searchsorted(addresses, side="right") - 1
-        skipped = addresses - self.host[run]
-        crosses = (skipped > 0) & (skipped < self.lengths_bytes[run])
-        if not crosses.any():
-            return self
-        begins = self.lengths_bytes.cumsum() - self.lengths_bytes
-        return self._cut((begins[run] + skipped)[crosses])
+        return self._cut(run, addresses - self.host[run])
 
-    def _cut(self, cuts: Int64s) -> CopyPlan:
-        """Cut the runs at offsets in bytes, counted from the start of the first run."""
+    def _cut(self, run: Int64s, skipped: Int64s) -> CopyPlan:
+        """Cut the runs with the indices ``run`` after ``skipped`` bytes, where these are inside."""
+        inside = (skipped > 0) & (skipped < self.lengths_bytes[run])
+        if not inside.any():
+            return self
+        run, skipped = run[inside], skipped[inside]
         begins = self.lengths_bytes.cumsum() - self.lengths_bytes
-        run = begins.searchsorted(cuts, side="right") - 1
-        inside = cuts > begins[run]
-        run, cuts = run[inside], cuts[inside]
-        skipped = cuts - begins[run]
         device = np.insert(self.device, run + 1, self.device[run] + skipped)
         host = np.insert(self.host, run + 1, self.host[run] + skipped)
-        begins = np.insert(begins, run + 1, cuts)
+        begins = np.insert(begins, run + 1, begins[run] + skipped)
         return CopyPlan(device, host, np.diff(begins, append=self.size_bytes))
 
 
@@ -146,10 +133,8 @@ class GroupShare:
     """The blocks of one group in a job, and their slots."""
 
     layout: GroupLayout
-    #: Block ids of shape (chunks, blocks_per_chunk). -1 marks a block that the job omits.
-    blocks: Int64s
-    #: For each chunk, the address of this worker's part of its slot, in ascending order.
-    hosts: Int64s
+    blocks: Int64s  # ids of shape (chunks, blocks_per_chunk); -1 marks a block that the job omits
+    hosts: Int64s  # addresses of this worker's parts of the chunks' slots, in ascending order
 
     @property
     def size_bytes(self) -> int:
@@ -187,6 +172,8 @@ class JobPlan:
     """A job's blocks and slots. All ids are in range, and no destinations overlap."""
 
     shares: Sequence[GroupShare]
+    operation: Operation
+    expedited: bool
 
     @property
     def size_bytes(self) -> int:
@@ -215,17 +202,14 @@ def join(plans: Sequence[CopyPlan]) -> CopyPlan:
     """Join the plans of several groups into one plan, and merge adjacent runs."""
     if len(plans) == 1:
         return plans[0]
-    nothing = [np.empty(0, np.int64)]
     return _merge(
-        np.concatenate([plan.device for plan in plans] or nothing),
-        np.concatenate([plan.host for plan in plans] or nothing),
-        np.concatenate([plan.lengths_bytes for plan in plans] or nothing),
+        np.concatenate([plan.device for plan in plans]),
+        np.concatenate([plan.host for plan in plans]),
+        np.concatenate([plan.lengths_bytes for plan in plans]),
     )
 
 
 def _merge(device: Int64s, host: Int64s, lengths: Int64s) -> CopyPlan:
-    if not len(lengths):
-        return CopyPlan(device, host, lengths)
     if (host[1:] < host[:-1]).any():
         order = host.argsort(kind="stable")
         device, host, lengths = device[order], host[order], lengths[order]

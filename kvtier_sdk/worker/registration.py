@@ -35,10 +35,8 @@ class _Piece:
 
     begin: int
     end: int
-    #: True if this module registered the piece, false if the memory's owner did.
-    is_ours: bool
-    #: The device's address of a byte minus the host's address of this byte.
-    shift_bytes: int
+    is_ours: bool  # true if this module registered the piece, false if the memory's owner did
+    shift_bytes: int  # the device's address of a byte minus the host's address of this byte
     holders: int = 0
 
 
@@ -47,7 +45,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """A registration of all slots until :meth:`release`. After a failure, no slot is registered."""
+    """Registers all slots until :meth:`release`. A failure leaves none of them registered."""
 
     def __init__(self, host: HostLayout, driver: CUDADriver) -> None:
         self._held: list[_Piece] = []
@@ -102,13 +100,13 @@ class Registration:
 def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Piece:
     first, last = max(begin, host.address), min(end, host.end) - 1
     address = driver.device_address(first)
-    # Share pages that their owner has registered, as torch does for pinned tensors.
+    # Share pages that their owner has registered, such as the pages of torch's pinned tensors.
     is_ours = address is None or driver.device_address(last) is None
     if is_ours:
         size = format_bytes(end - begin)
         if not host.has_own_pages and (begin < host.address or host.end < end):
-            # Do not register another owner's bytes: the driver would refuse that owner's copies, if
-            # they are only partly in registered pages.
+            # Do not register another owner's bytes, because the driver refuses copies of a range
+            # that is only partly registered. That owner's copies would fail.
             raise RefusedError(
                 f"{size} of host memory cannot be registered, because it may share a page with "
                 "other memory; use a HostPool, a mapping or pinned memory"

@@ -7,7 +7,8 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -53,18 +54,19 @@ class _Job:
     job_id: int
     operation: Operation
     size_bytes: int
-    #: ``None`` until the copy starts. A job without blocks has no copy, and ends immediately.
-    copy: Copy | None = None
-    is_started: bool = False
+    #: The copy, once it has started. A job without blocks has no copy, and ends immediately.
+    started: Future[Copy | None] = field(default_factory=Future)
 
-    @property
     def done(self) -> bool:
-        return self.is_started and (self.copy is None or self.copy.done())
+        return self.started.done() and ((copy := self.started.result()) is None or copy.done())
+
+    def wait(self) -> None:
+        if (copy := self.started.result()) is not None:
+            copy.wait()
 
     def result(self) -> CopyResult:
-        error, duration_s = None, 0.0
-        if self.copy is not None:
-            error, duration_s = self.copy.error(), self.copy.duration_s()
+        copy = self.started.result()
+        error, duration_s = (None, 0.0) if copy is None else copy.outcome()
         success = error is None
         return CopyResult(self.job_id, self.operation, success, self.size_bytes, duration_s, error)
 
@@ -74,16 +76,16 @@ class OffloadWorker:
 
     A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
     that, the worker does not access the job's blocks and slots, even if the job failed. Until then,
-    the caller must not write the blocks and slots, nor read the destinations, which hold a mixture
-    of old and new bytes. Jobs of one direction begin in the order of submission, except that
-    expedited loads overtake other loads. Jobs may end in any order, and loads overtake stores. Any
+    the caller must not write the blocks and slots, nor read the destinations, which contain a
+    mixture of old and new bytes. Jobs of one direction begin in the order of submission, but
+    expedited loads overtake other loads. Loads overtake stores. Jobs may end in any order. Any
     thread may call any method.
 
     Args:
         groups: the KV-cache groups in the order of their indices, all on one device.
         host: the slots, as bytes of shape (slots, part) such as ``HostPool.part`` returns. The
             worker keeps the memory alive. Rows may have gaps between them. A worker with read-only
-            memory can only load, like all but the first in a replicated pool.
+            memory can only load. In a replicated pool, only the first worker can store.
         device: the device that copies the bytes; the worker closes it. By default, the worker
             creates a device that fits the tensors.
 
@@ -111,7 +113,7 @@ class OffloadWorker:
                     "blocks_per_chunk or larger slots"
                 )
         self._jobs: dict[int, _Job] = {}
-        self._started = threading.Condition()
+        self._lock = threading.Lock()
         self._closed = False
         self._device = device or _open_device(groups)
         try:
@@ -152,7 +154,7 @@ class OffloadWorker:
         """
         if not self._host.writable:
             raise KVTierError("this worker cannot store: its host memory is read-only")
-        self._submit(job_id, Operation.STORE, device_blocks, slots, False, after)
+        self._submit(job_id, self._plan(Operation.STORE, device_blocks, slots), after)
 
     def submit_load(
         self,
@@ -173,12 +175,13 @@ class OffloadWorker:
             expedited: true to let this load overtake other loads, even a large load that has begun.
             after: as for :meth:`submit_store`, for the stream that may still use the blocks.
         """
-        self._submit(job_id, Operation.LOAD, device_blocks, slots, expedited, after)
+        plan = self._plan(Operation.LOAD, device_blocks, slots, expedited)
+        self._submit(job_id, plan, after)
 
     def get_finished(self) -> list[CopyResult]:
         """Return the results of the jobs that have ended since the last call. Never blocks."""
-        with self._started:
-            ended = [job for job in self._jobs.values() if job.done]
+        with self._lock:
+            ended = [job for job in self._jobs.values() if job.done()]
             for job in ended:
                 del self._jobs[job.job_id]
         results = [job.result() for job in ended]
@@ -195,13 +198,10 @@ class OffloadWorker:
         The method ignores ids of jobs that were reported or never submitted. On a CPU, the calling
         thread copies the parts that no other thread has begun.
         """
-        with self._started:
+        with self._lock:
             jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
-            # Another thread may still be starting these jobs.
-            self._started.wait_for(lambda: all(job.is_started for job in jobs))
         for job in jobs:
-            if job.copy is not None:
-                job.copy.wait()
+            job.wait()
 
     def shutdown(self) -> None:
         """Wait for all jobs, and release threads, streams, pinned memory, slots and KV tensors.
@@ -209,7 +209,7 @@ class OffloadWorker:
         ``get_finished`` still reports the jobs that have ended. A second call does nothing. If a
         worker is dropped without this call, a background thread does the same.
         """
-        with self._started:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
@@ -225,39 +225,35 @@ class OffloadWorker:
     def __exit__(self, *error: object) -> None:
         self.shutdown()
 
-    def _submit(
-        self,
-        job_id: int,
-        operation: Operation,
-        device_blocks: DeviceBlocks | Indices,
-        slots: Indices,
-        expedited: bool,
-        after: StreamOrEvent | None,
-    ) -> None:
-        if not isinstance(device_blocks, DeviceBlocks):
-            device_blocks = DeviceBlocks(device_blocks)
-        plan = self._plan(operation, device_blocks, slots)
-        job = _Job(job_id, operation, plan.size_bytes)
-        with self._started:
+    def _submit(self, job_id: int, plan: JobPlan, after: StreamOrEvent | None) -> None:
+        job = _Job(job_id, plan.operation, plan.size_bytes)
+        with self._lock:
             if self._closed:
                 raise KVTierError("the offload worker is shut down")
             if job_id in self._jobs:
                 raise ValueError(f"job {job_id} has not been reported yet")
             self._jobs[job_id] = job
         # Do not hold the lock here, because the driver may take long to start a copy.
+        copy = None
         try:
             if plan.shares:
-                job.copy = self._device.start(plan, operation, expedited=expedited, after=after)
+                copy = self._device.start(plan, after)
         except BaseException:
-            with self._started:
+            with self._lock:
                 del self._jobs[job_id]
             raise
         finally:
-            with self._started:
-                job.is_started = True
-                self._started.notify_all()
+            job.started.set_result(copy)
 
-    def _plan(self, operation: Operation, blocks: DeviceBlocks, slots: Indices) -> JobPlan:
+    def _plan(
+        self,
+        operation: Operation,
+        blocks: DeviceBlocks | Indices,
+        slots: Indices,
+        expedited: bool = False,
+    ) -> JobPlan:
+        if not isinstance(blocks, DeviceBlocks):
+            blocks = DeviceBlocks(blocks)
         sizes = self._per_group("group_sizes", blocks.group_sizes, default=len(blocks.block_ids))
         firsts = self._per_group("first_blocks", blocks.first_blocks, default=0)
         block_ids = _indices("block ids", blocks.block_ids)
@@ -283,7 +279,7 @@ class OffloadWorker:
                 if operation is Operation.LOAD and _has_duplicates(ids):
                     raise ValueError("a load names a block twice")
                 shares.append(share_of(layout, self._host, ids, firsts[index], some))
-        return JobPlan(shares)
+        return JobPlan(shares, operation, expedited)
 
     def _per_group(self, name: str, values: Sequence[int] | None, *, default: int) -> list[int]:
         if values is None:
@@ -311,9 +307,8 @@ def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
 
 def _end(device: Device, jobs: dict[int, _Job], memory: object) -> None:
     """Wait for the jobs, and close the device. ``memory`` keeps tensors and slots alive."""
-    for job in list(jobs.values()):
-        if job.copy is not None:
-            job.copy.wait()
+    for job in jobs.values():
+        job.wait()
     device.close()
 
 

@@ -1,8 +1,3 @@
-"""Faults of real servers and file systems under load, with the tier in a thread or a process.
-
-Only ``make chaos`` runs the scenarios outside ``ALWAYS``.
-"""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,7 +7,7 @@ from support.chaos.places import CannotHappenError
 from support.chaos.play import BRIEF, play
 from support.chaos.scenarios import Scenario, scenarios
 
-#: The scenarios that run with all other tests, and not only in ``make chaos``.
+#: ``make test`` plays only these scenarios. ``make chaos`` plays all.
 ALWAYS = {
     "body_cut-redis-thread",
     "child_killed-file-process",

@@ -1,5 +1,3 @@
-"""A fixture that records figures measured on the device, for the report."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """An engine polls during a graph capture, in the capturing thread or in another thread.
 
-Some drivers refuse to report during a capture whether a copy has ended. A query would spoil the
-capture, or make the worker report a job as failed while the job's copy is still running.
+Some drivers refuse queries of events during a capture. A refused query could break the capture, or
+make the worker report a failure while the job's copy is still running.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
     host = mapped(4, MIB)
-    # Launch the kernel now, because its first launch loads code, which a capture forbids.
+    # The first launch of a kernel loads code, which a capture forbids.
     blocks[1].fill_(3)
     synchronize()
     with open_worker(blocks, host) as worker:

@@ -19,7 +19,6 @@ from kvtier_sdk.worker import registration
 
 _BLOCKS = 64
 _ALL = range(_BLOCKS)
-#: The delay before a copy begins. The test drops the worker during this delay.
 _ASLEEP_S = 0.3
 _PATIENCE_S = 20.0
 

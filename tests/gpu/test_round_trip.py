@@ -28,7 +28,6 @@ from kvtier_sdk.engine import TieringManager, open_manager, open_pool
 
 _CHUNKS = 64
 _PATIENCE_S = 20.0
-#: The longest wait for a tier's report at the end of a step.
 _STEP_S = 0.01
 
 

@@ -13,7 +13,6 @@ from support.gpu.memory import mapped
 
 from kvtier_sdk.worker import OffloadWorker
 
-#: The stream sleeps long enough for a thread to start and submit a copy.
 _ASLEEP_S = 0.3
 
 

@@ -16,7 +16,6 @@ from kvtier_sdk.worker import KVGroup, KVTensor, OffloadWorker
 _RUNS = 131_072
 _LAYERS = 32
 _POLLS = 100
-#: The delay on the stream; a submission must return before the delay ends.
 _ASLEEP_S = 2.0
 
 
@@ -25,7 +24,7 @@ def test_submission(figure: Figure) -> None:
     blocks = random_blocks(2 * _RUNS, page_bytes)
     host = mapped(2 * _RUNS, page_bytes)
     chooser = np.random.default_rng(0)
-    # Use every second block, in random order, so that no two blocks are copied as one.
+    # Adjacent blocks would be copied as one, so use every second block in random order.
     ids, slots = 2 * chooser.permutation(_RUNS), 2 * chooser.permutation(_RUNS)
     with open_worker(blocks, host) as worker:
         # Warm up, because the driver's first copies may wait for the device.
@@ -35,7 +34,7 @@ def test_submission(figure: Figure) -> None:
         for operation in ("store", "load"):
             _submit(figure, worker, operation, ids, slots, operation)
             assert same(blocks, ids, host, slots), f"{operation}: bytes differ"
-            # Change the slots, so that a load that copies nothing cannot pass.
+            # Without this change, a load that copies nothing would pass.
             host[slots] += 1
         if has_device():
             with run_by_run(worker):

@@ -118,7 +118,7 @@ def test_the_kernel_waits_for_the_computation_that_was_queued_before_it() -> Non
     group = layers(64, 16384)
     host = mapped(64, group.chunk_bytes)
     host[:] = 9
-    # Launch fill_ now, because its first launch loads code, and waits for the device.
+    # The first launch of ``fill_`` loads code, which waits for the device.
     group.tensors[0].tensor.fill_(1)
     with OffloadWorker([group], host) as worker:
         torch.cuda._sleep(200_000_000)
@@ -162,7 +162,7 @@ def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCapture
 def test_memory_beside_the_slots_can_be_copied() -> None:
     """If a shared page were registered, the driver would refuse to copy the neighbouring arrays."""
     kv = KVTensor(random_blocks(4, 4096))
-    # Begin inside a page, so that the worker does not mistake the array for a whole mapping.
+    # If the array began at a page, the worker would mistake it for a whole mapping.
     whole = np.frombuffer(mapped(17, 4096).reshape(-1).data[500:], np.uint8)
     begin, end = 4 * 4096, 8 * 4096
     host = whole[begin:end].reshape(4, 4096)

@@ -1,5 +1,3 @@
-"""Fixtures: runners, empty stores, wheels and installed packages."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -47,7 +45,7 @@ def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stor
 
 @pytest.fixture(scope="session")
 def install_package(tmp_path_factory: pytest.TempPathFactory) -> Install:
-    """Return a function that writes a package into a new directory, as pip would install it."""
+    """Return a function that writes a package as pip would install it."""
 
     def install(
         distribution: str, version: str, modules: dict[str, str], entry_points: dict[str, str]
@@ -84,7 +82,6 @@ def faulty_site(install_package: Install) -> Path:
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheels of kvtier-sdk and kvtier-vllm; return their directory."""
     directory = tmp_path_factory.mktemp("wheels")
     for package in (ROOT, ROOT / "engines/vllm"):
         build_wheel(package, directory)

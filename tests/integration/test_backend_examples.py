@@ -1,5 +1,3 @@
-"""The examples of third-party backends stay small, and run from their wheels."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""``kvtier backends`` lists the installed backends, with the error of each broken backend."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""``kvtier bench`` measures tiers, and then removes its chunks from the tiers."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,6 @@ from kvtier_sdk import Namespace
 from kvtier_sdk.cli.bench import _cpu_s
 
 VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
-#: Two rounds of two batch sizes, with few bytes.
 QUICK = ("--chunk", "64KiB", "--batch", "1", "--batch", "4", "--rounds", "2", "--total", "8MiB")
 
 

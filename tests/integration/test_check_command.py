@@ -1,5 +1,3 @@
-"""``kvtier check`` shows the effective configuration, tries the tiers and leaves nothing behind."""
-
 from __future__ import annotations
 
 import json
@@ -46,7 +44,7 @@ BY_CLASS = {"type": "KVTierSecondaryTier", "backend": "memory"}
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # Allow 120 s, because the machine can be busy. A --timeout in the arguments overrides this.
+    # The machine can be busy. A --timeout in the arguments overrides this one.
     return kvtier("check", "--timeout", "120s", *arguments)
 
 

@@ -1,5 +1,3 @@
-"""The ``kvtier`` command: each kind of failure prints one line and has its own exit status."""
-
 from __future__ import annotations
 
 import json

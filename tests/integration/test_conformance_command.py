@@ -1,5 +1,3 @@
-"""``kvtier conformance`` prints each rule with its result, and writes the record of the page."""
-
 from __future__ import annotations
 
 import json
@@ -12,8 +10,9 @@ from typing import Any
 
 import pytest
 from support.command import kvtier
+from support.redis_server import Server
 
-from kvtier_sdk.testing import CHECKS
+from kvtier_sdk.testing import CHECKS, Hook
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "third-party.md").read_text()
@@ -91,3 +90,34 @@ def test_what_hinders_every_rule_ends_the_command(words: list[str], status: int,
     done = kvtier("conformance", *words)
     assert (done.returncode, done.stdout) == (status, "")
     assert said in done.stderr
+
+
+OUTAGES = [
+    name for name, check in CHECKS.items() if {Hook.BREAK_CONNECTION, Hook.FREEZE} & {*check.needs}
+]
+
+
+def test_outages_are_checked_through_a_proxy(tmp_path: Path) -> None:
+    server = Server(tmp_path).start()
+    try:
+        words = ["conformance", server.url, "--outages", f"127.0.0.1:{server.port}"]
+        done = kvtier(*words, "--json", "record.json", cwd=tmp_path)
+    finally:
+        server.kill()
+    rules = json.loads((tmp_path / "record.json").read_text())["rules"]
+    assert len(OUTAGES) == 5
+    assert {rules[name] for name in OUTAGES} == {"passed"}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("6379", "write the store's HOST:PORT"),
+        ("cache:redis", "write the store's HOST:PORT"),
+        ("other:6379", "no option contains the address other:6379"),
+    ],
+)
+def test_an_address_that_no_proxy_can_replace_is_refused(address: str, message: str) -> None:
+    done = kvtier("conformance", "redis://cache:6379", "--outages", address)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.tiers import broken
 from support.tiers.broken import BROKEN_TIERS, BrokenTier
-from support.tiers.odd import ODD_TIERS, OddTier
+from support.tiers.odd import ODD_TIERS, LandsLate, OddTier
 from support.tiers.shelf import ShelfTier, shelf_subject
 
 from kvtier_sdk import BackendLoadError, Medium, OffloadKey, SystemClock, Transfer
@@ -29,6 +29,7 @@ from kvtier_sdk.testing import (
     tier_state_machine,
 )
 from kvtier_sdk.testing.conformance import chunks, outages
+from kvtier_sdk.testing.conformance.machine import run_sequences
 from kvtier_sdk.testing.conformance.rules import run_check
 
 #: Checks that need real time. All others run on virtual time, where a hung call times out at once.
@@ -40,7 +41,6 @@ REAL_TIME = {
     "check_no_thread_is_left",
     "check_the_loop_is_never_blocked",
 }
-#: Checks that start a Python interpreter.
 IN_A_PROCESS = {"check_it_runs_in_a_process", "check_processes_share_a_place"}
 #: Small chunks, because the checks spend most of their time filling and comparing chunks.
 CHUNK_BYTES = 512
@@ -82,7 +82,7 @@ def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
 def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
     own = CHECKS[tier.fails]
-    # To save time, run a quarter of the other checks, so that each check meets every fourth tier.
+    # Running all checks on all tiers takes too long, so each check meets every fourth tier.
     others = list(CHECKS.values())[BROKEN_TIERS.index(tier) % 4 :: 4]
     checks = [own, *(c for c in others if c.name not in IN_A_PROCESS and c is not own)]
     failed = {name: str(error) for name, error in outcomes_of(tier, checks).items()}
@@ -121,11 +121,15 @@ def test_the_state_machine_finds_wrong_bytes(tier: type[BrokenTier]) -> None:
     with pytest.raises(ConformanceError, match="a load succeeded, but"):
         run_state_machine_as_test(
             machine,
-            # One failing example is enough, so skip Hypothesis's search for a shorter example.
+            # One failing example is enough, so Hypothesis does not search for a shorter one.
             settings=settings(
                 max_examples=500, deadline=None, database=None, phases=[Phase.generate]
             ),
         )
+
+
+def test_the_state_machine_allows_a_cancelled_store_to_land_after_a_deletion() -> None:
+    run_sequences(shelf_subject(LandsLate, clock=VirtualClock()), sequences=200)
 
 
 def sequences_until_failure(shrink_s: int) -> int:

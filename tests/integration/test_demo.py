@@ -20,8 +20,8 @@ KVTIER = str(Path(sys.executable).with_name("kvtier"))
 _VARYING = re.compile(
     r"\S*(/kvtier-demo-)\w+|\S*bin/(?=kvtier )|\d+\.\d\d(?= |$)|\d+\.\d(?= u?s\b)"
 )
-#: Each tier's hits, the host pool's evictions, and the loads from files vary: a prompt's chunks
-#: arrive in several parts, so either tier may serve a hit.
+#: The counts by tier vary too, because a prompt's chunks arrive in several parts, and either tier
+#: may serve a hit.
 _BY_TIER = re.compile(
     r"(?<=^host) [\d,]+ \S+%|(?<=^file) [\d,]+ \S+%|(?<=- )[\d,]+$|[\d.]+ \w+(?= 0$)"
     r"|[\d,]+(?= in the files)"

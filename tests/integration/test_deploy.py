@@ -1,5 +1,3 @@
-"""The manifests satisfy Kubernetes' schemas, and their parts fit together."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.reader
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes"
 KSERVE = ROOT / "deploy" / "kserve" / "llm-inference-service.yaml"
-#: The user id and the group id of the engine.
 USER = 1000
 
 
@@ -125,7 +122,7 @@ def test_the_configuration_fits_the_pod(pod: Any, options: Any) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes the pod's user")
 def test_the_engines_user_can_use_its_secrets(pod: Any, tmp_path: Path) -> None:
-    """A mounted secret consists of links to root's files, which ``fsGroup`` lets the group read."""
+    """A mounted secret is a set of links to root's files. ``fsGroup`` lets the group read them."""
     security = pod["securityContext"]
     assert {security[name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {USER}
     data = tmp_path / "secrets" / "..data"

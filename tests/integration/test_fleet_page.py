@@ -1,5 +1,3 @@
-"""The example files for fleets are valid without changes, and agree with each other."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""An operator changes options of a running engine through its admin socket."""
-
 from __future__ import annotations
 
 import os
@@ -104,7 +102,7 @@ def test_a_process_keeps_its_options_if_it_refuses_new_ones(
     spec = TierSpec.from_url(f"file://{tmp_path}/kv?runner=process&lookup_deadline=20s")
     with live([spec]) as engine:
         runner: Any = engine.manager.clients[0]._runner
-        # Call the process directly, because the engine would refuse these options itself.
+        # The engine would refuse these options before they reach the process.
         runner._call_soon(runner._child.change, {"retries": 1, "capacity": "1 parsec"})
         while "its process keeps the options that it has" not in caplog.text:
             engine.step()

@@ -1,5 +1,3 @@
-"""The alert rules and the dashboard are valid and match the metrics of a running engine."""
-
 from __future__ import annotations
 
 import json
@@ -101,7 +99,7 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(ALERTS)} rules found" in check_rules(path)
 
 
-#: For each alert, the minute at which it fires, and its cause: series with one value a minute.
+#: The minute at which each alert fires, and the series that cause it, with a value per minute.
 TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
     "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
     "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),
@@ -198,7 +196,7 @@ def test_each_expression_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
         engine.there_and_back(engine.begin("first"), *KEYS[:8])
         for panel in panels:
             for target in panel["targets"]:
-                # Nothing has failed, so remove the condition that hides zeros.
+                # Nothing has failed, and this condition hides zeros.
                 asked = target["expr"].replace("$instance", ".*").removesuffix(" > 0")
                 query = quote(re.sub(r"\$__\w+", "1m", asked))
                 seen.wait_until(

@@ -1,5 +1,3 @@
-"""``kvtier new-backend`` makes a project that passes its own tests, or reports why it cannot."""
-
 from __future__ import annotations
 
 import json

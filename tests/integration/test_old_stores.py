@@ -1,5 +1,3 @@
-"""kvtier finds and reads every chunk of a store that an earlier version wrote."""
-
 from __future__ import annotations
 
 import tarfile

@@ -1,5 +1,3 @@
-"""A tier's options are validated once in the engine and once in the tier's process."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""``examples/own_manager.py`` runs, and keeps running when its tier dies."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -1,5 +1,3 @@
-"""The performance page, the README's figures and the plots are generated from stored results."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""``kvtier plan`` forecasts hit rates and costs, and suggests a configuration that works."""
-
 from __future__ import annotations
 
 import html
@@ -320,10 +318,10 @@ def test_the_pages_commands_run_as_they_stand(tmp_path: Path, trace: Path) -> No
 
 
 def measured(page: str, directory: Path) -> dict[str, Any]:
-    """Lay a page out in the browser; return its drawings, its clipped texts and its height."""
+    """Return a page's drawings, clipped texts and height, as measured in the browser."""
     assert BROWSER is not None
     copy = directory / "measured.html"
-    # Remove the page's content security policy, because it forbids scripts.
+    # The page's content security policy forbids scripts.
     copy.write_text(re.sub(r"<meta http-equiv[^>]*>", "", page) + _SCRIPT)
     words = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1300,900", "--dump-dom"]
     done = subprocess.run(

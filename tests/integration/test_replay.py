@@ -1,5 +1,3 @@
-"""``kvtier replay`` plays a workload from the command line, and counts the hits."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""A replay into a store that engines use does not remove the engines' chunks."""
-
 from __future__ import annotations
 
 import json
@@ -18,7 +16,7 @@ VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
 ENGINES_KEYS = keys_from(0, 20)
 
 
-# S3 is left out, because its tier limits itself by options, as the file tier does.
+# S3 is left out, because its limits are options of the tier, like the file tier's.
 @pytest.mark.parametrize(
     "empty_store", [Folder, RedisStore], ids=lambda kind: kind.name, indirect=True
 )

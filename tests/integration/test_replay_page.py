@@ -1,5 +1,3 @@
-"""The HTML report of a replay has the replay's figures, in tables and in drawings."""
-
 from __future__ import annotations
 
 import html

@@ -1,5 +1,3 @@
-"""The credentials of a bucket change while an engine uses the bucket."""
-
 from __future__ import annotations
 
 import logging

@@ -1,4 +1,4 @@
-"""An idle engine announces all changes to a file tier's chunks, even by other processes."""
+"""An idle engine announces all changes to a file tier's chunks, even changes by other processes."""
 
 from __future__ import annotations
 

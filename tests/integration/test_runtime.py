@@ -121,7 +121,6 @@ def test_an_operator_pins_prefetches_and_forgets_a_session(tmp_path: Path) -> No
         manager = engine.manager
 
         def told(*command: object) -> tuple[int, str]:
-            """Run a command while the engine makes steps; return the exit status and the output."""
             begun = operator.submit(kvtier, command[0], path, *command[1:])
             while not begun.done():
                 engine.step()

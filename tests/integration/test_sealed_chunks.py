@@ -1,5 +1,3 @@
-"""Engines share a store and use the same encryption keys, different keys, or no keys."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -21,7 +21,7 @@ from support.pool_process import (
 
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 
-# With this length, parts do not end at cache lines, and rows of parts do not end at pages.
+# This length is not a multiple of a cache line, and rows of parts do not fill whole pages.
 PART_BYTES = 5000
 SLOTS = 16
 

@@ -1,5 +1,3 @@
-"""Spans of an OpenTelemetry SDK for the lookups, loads and stores of a real tier."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""``kvtier tier`` lists and explains a store's chunks, and removes only the chosen chunks."""
-
 from __future__ import annotations
 
 import json
@@ -166,7 +164,6 @@ def test_what_is_in_a_store_is_shown_as_text(folder: Folder) -> None:
         ["copy", "memory:"],
         ["rm", "--yes", "--model", said[:4]],
     ):
-        # FORCE_COLOR makes the command draw its progress bar.
         done = kvtier("tier", words[0], folder.url, *words[1:], FORCE_COLOR="1")
         assert done.returncode == 0, done.stderr
         texts.append(done.stdout)

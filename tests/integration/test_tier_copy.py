@@ -119,7 +119,7 @@ def test_a_destination_that_is_too_small_is_told(
 ) -> None:
     fill(folder.url, NAMESPACE, keys_from(0, 20))
     small = f"file://{tmp_path}/to?direct_io=off&capacity={10 * 2 * CHUNK_BYTES}"
-    # Make the command copy only a few chunks at a time, as it does for a large store.
+    # With this limit the command copies a few chunks at a time, as it does for a large store.
     monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
     with pytest.raises(typer.Exit):
         copy_command(folder.url, small)
@@ -162,7 +162,7 @@ def test_compressed_chunks_are_listed_verified_and_copied(tmp_path: Path) -> Non
         for command in ("ls", "du"):
             said = f"{format_bytes(less_bytes)} (80 KiB / {sizes['ratio']:.2f})"
             assert said in kvtier("tier", command, less).stdout
-        # Only DST's options decide how a copied chunk is stored, whatever its form in SRC.
+        # The form of a copied chunk depends only on DST's options.
         codec = write_keys(tmp_path / "chunk.keys", OURS)
         plain, again = (server.tier_url(f"kv/{place}") for place in ("plain", "again"))
         sealed = server.tier_url("kv/sealed", compress="always", codec=codec)
@@ -213,7 +213,7 @@ def test_rounded_chunks_are_verified_and_stay_apart_from_exact_ones(tmp_path: Pa
         for url in (fp8, one):
             namespaces = tier("verify", url)["namespaces"]
             assert sum(found["whole"] for found in namespaces) == 20
-        # Rounded chunks keep their namespace, whatever DST's options are.
+        # Rounded chunks keep their namespace, even if DST does not round.
         tier("copy", one, f"{other}&compress=always")
         assert contents(other, exact, keys) == [None] * 20
         assert contents(other, rounded, keys) == chunks

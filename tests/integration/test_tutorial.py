@@ -1,5 +1,3 @@
-"""The code blocks in the authors' tutorial run, and print the output that the page shows."""
-
 from __future__ import annotations
 
 import os
@@ -77,7 +75,7 @@ def test_every_block_does_what_the_page_says(wheels: Path, tmp_path: Path) -> No
     blocks = blocks_of(PAGE.read_text())
     environment = stranger(wheels)
     environment |= {
-        # The packages are on no index yet, so pip gets the built wheels.
+        # The packages are not on PyPI yet, so pip gets the built wheels.
         "PIP_FIND_LINKS": f"{os.environ.get('PIP_FIND_LINKS', '')} {wheels}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }

@@ -1,5 +1,3 @@
-"""Type checkers reject wrong signatures in users' code, and infer the type of each public name."""
-
 from __future__ import annotations
 
 import importlib
@@ -49,7 +47,7 @@ def test_every_public_type_is_known(tmp_path: Path) -> None:
             "--outputjson",
         ],
         cwd=tmp_path,
-        # Put this Python first on the path, because pyright uses the packages of the first Python.
+        # pyright uses the packages of the first Python on the path.
         env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,

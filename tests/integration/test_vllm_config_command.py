@@ -1,5 +1,3 @@
-"""vLLM and ``kvtier check`` accept the output of ``kvtier vllm-config``."""
-
 from __future__ import annotations
 
 import json

@@ -27,7 +27,6 @@ from kvtier_sdk.runner.loop import TierLoop
 from kvtier_sdk.tiering import tier_client
 from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.hint_executor import HintExecutor
-from kvtier_sdk.tiering.job_table import JobTable
 from kvtier_sdk.tiering.leases import Lease, Leases
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.prefetcher import Prefetcher
@@ -36,6 +35,7 @@ from kvtier_sdk.tiering.records import PendingLookup, RequestState, Slot, SlotSt
 from kvtier_sdk.tiering.search import LookupTable
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.tiering.tier_client import TierClient
+from kvtier_sdk.tiering.tier_record import JobTable
 from kvtier_sdk.types import RequestContext
 
 pytestmark = pure_core_only
@@ -48,7 +48,7 @@ BUGS: dict[str, tuple[tuple[str, ...], int, Bug]] = {}
 
 
 def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
-    """Return a decorator to register a bug, the rules that catch it, and the first seed to try."""
+    """Return a decorator that registers a bug, the rules that catch it, and its first seed."""
 
     def enter(make: Bug) -> Bug:
         BUGS[make.__name__] = rules, seed, make
@@ -58,7 +58,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Return a decorator that creates a bug: ``change(original, self, ...)`` replaces a method."""
+    """Return a decorator that makes a bug: ``change(original, self, ...)`` replaces a method."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)
@@ -534,9 +534,10 @@ def a_prefetch_loads_all_at_once(original: Any, self: Any, *arguments: Any, **na
 @bug("at rest nothing is left", "each pin has its owner", "a prefetch loads few chunks at once")
 @around(Prefetcher, "_carry_on")
 def a_prefetch_forgets_its_claims(original: Any, self: Any, prefetch: Any) -> None:
-    abandon, self._promotions.abandon = self._promotions.abandon, lambda state: None
+    promotions = self._search.promotions
+    abandon, promotions.abandon = promotions.abandon, lambda state: None
     original(self, prefetch)
-    self._promotions.abandon = abandon
+    promotions.abandon = abandon
 
 
 @bug("counts add up", "the manager never raises")

@@ -1,5 +1,3 @@
-"""The simulation finds no breach, covers every event, and repeats exactly."""
-
 from __future__ import annotations
 
 import os

@@ -19,7 +19,7 @@ def _address_of(view: bytes | memoryview) -> int:
 
 
 class ByteLedger:
-    """Counts of bytes that calls like ``os.readv`` move inside and outside transfers' buffers."""
+    """Counts the bytes that calls like ``os.readv`` move, inside and outside transfers' buffers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -53,7 +53,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The peak of memory allocated in a :func:`traced_peak` block, known once the block ends."""
+    """The most memory allocated at once in a :func:`traced_peak` block, set when the block ends."""
 
     allocated_bytes = 0
 
@@ -79,7 +79,7 @@ async def check_no_copies(
     *,
     heads_bytes: int = 0,
 ) -> None:
-    """Fail if more bytes are copied than the ``heads_bytes`` that arrive with headers."""
+    """Fail if a tier copies more than ``heads_bytes``, the bytes that arrive along with headers."""
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8
     batch = list(map(bench.empty, stored) if operation == "load" else map(bench.full, fresh))

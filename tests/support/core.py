@@ -1,5 +1,3 @@
-"""A mark that skips a test if the core is compiled."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Compiles a C extension that is not installed, for tests."""
-
 from __future__ import annotations
 
 import importlib.util

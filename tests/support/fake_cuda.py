@@ -1,6 +1,6 @@
 """Fakes of CUDA that enforce the rules of registrations, streams, events and captures.
 
-Device memory is host memory here, so that copies move real bytes. The work on a stream runs in
+Copies move real bytes, because device memory is host memory here. The work on a stream runs in
 order when a caller polls an event, and stops where a test holds the stream.
 """
 
@@ -26,7 +26,7 @@ from kvtier_sdk.worker.planning import Int64s
 PAGE_BYTES = mmap.PAGESIZE
 REFUSED, REGISTERED_ALREADY, NOT_REGISTERED = 1, 712, 713
 WITHOUT_CONTEXT = 201
-#: Assume that a driver blocks its caller while a stream has more queued runs than this.
+#: A stream with more queued runs than this blocks its caller, as a driver may do.
 MAX_QUEUED_RUNS = 1500
 RELAXED, GLOBAL = 2, 0
 PATIENCE_S = 30.0
@@ -165,7 +165,7 @@ class FakeCUDA:
         return error
 
     def hold_calls(self) -> tuple[threading.Event, threading.Event]:
-        """Block calls that queue copies; return two events: one shows a call, one releases it."""
+        """Block calls that queue copies. A call sets the first event, and awaits the second."""
         entered, leave = threading.Event(), threading.Event()
 
         def stay() -> None:

@@ -1,5 +1,3 @@
-"""Encryption keys for tests, in key files like an operator's."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The event loops on which connections are tested."""
-
 from __future__ import annotations
 
 import asyncio

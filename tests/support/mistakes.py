@@ -119,7 +119,7 @@ def print_start(places: Mapping[str, str], **facts: str) -> str:
         _Lines(logging.INFO) as said,
         _engine(_filled(HEALTHY, places), places, facts=facts) as engine,
     ):
-        # A tier logs ": open" only after the tier has asked its store for the usage.
+        # A tier logs ": open" after it has read the usage of its store.
         said.wait_for(": open", 4)
         said.wait_for("nothing here can be hit", 3 if facts else 0)
         engine.store(engine.begin("r1"), *KEYS)

@@ -1,5 +1,3 @@
-"""The alert rules and the dashboard that kvtier prints."""
-
 from __future__ import annotations
 
 import re

@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class MooncakeStore(ServerProcess):
-    """A master and its nodes, which a test can kill; :meth:`pause` freezes the master."""
+    """A master and its nodes. :meth:`pause` freezes only the master."""
 
     def __init__(self, directory: Path, *options: str, segment_bytes: int = 256 * 2**20) -> None:
         super().__init__(directory / "log")
@@ -53,7 +53,7 @@ class MooncakeStore(ServerProcess):
         return self
 
     def start_master(self) -> None:
-        """Start a master without objects, and wait until all nodes have joined it."""
+        """Start an empty master, and wait until all nodes have joined it."""
         program = shutil.which(
             "mooncake_master", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         )

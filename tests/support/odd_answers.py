@@ -1,5 +1,3 @@
-"""Invalid answers that a faulty tier can return."""
-
 from __future__ import annotations
 
 import asyncio
@@ -23,7 +21,7 @@ def _coroutines(count: int) -> list[Any]:
     return made
 
 
-#: Answers to a batch of ``count`` keys, invalid as lookup results and as verdicts.
+#: Invalid lookup results and verdicts for a batch of ``count`` keys.
 NONSENSE: dict[str, Callable[[int], Any]] = {
     "nothing": lambda count: None,
     "a number": lambda count: 1,

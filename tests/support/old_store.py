@@ -26,7 +26,7 @@ CHUNK_BYTES = 16384
 
 
 def repeated_floats(key: OffloadKey, chunk_bytes: int) -> bytes:
-    """Return a chunk that takes little room in an archive, compressed or not."""
+    """Return a repetitive chunk, because the archive should stay small."""
     return floats(key, 1024) * (chunk_bytes // 1024)
 
 

@@ -1,5 +1,3 @@
-"""The server's end of a connection, controlled by a test."""
-
 from __future__ import annotations
 
 import asyncio

@@ -13,7 +13,7 @@ from support.command import kvtier_json
 
 
 def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
-    """Return the share of chunks in prefixes that occurred in earlier prompts."""
+    """Return the hit rate of an unlimited cache."""
     seen: set[bytes] = set()
     hits = 0
     for request in workload:
@@ -26,7 +26,7 @@ def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
 
 
 def write_trace(path: Path) -> tuple[Path, float]:
-    """Write prompts that share prefixes; return the file and an unlimited cache's hit rate."""
+    """Write prompts that share prefixes; return the file and its unlimited hit rate."""
     rng = random.Random(11)
     known = [[0]]
     lines = []

@@ -1,7 +1,7 @@
 """Processes that map a host pool, and evaluate Python expressions that a test sends.
 
-This module is also the program of the processes. A process answers each expression with a line of
-JSON. In an expression, ``pool`` is the pool of the last ``join`` or ``attach``.
+The processes run this module as their program. They answer each expression with a line of JSON. In
+an expression, ``pool`` is the pool of the last ``join`` or ``attach``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count rows without ``worker``'s pattern in the part of ``part_of`` (default: ``worker``)."""
+    """Count the rows that lack ``worker``'s pattern, in its own part or the part of ``part_of``."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))

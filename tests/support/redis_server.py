@@ -37,8 +37,6 @@ class Server(ServerProcess):
         return self
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll a condition until it is true; an error from Redis counts as false."""
-
         def holds() -> object:
             try:
                 return condition()

@@ -1,4 +1,4 @@
-"""A request router that follows an engine's events, and asks again for lost events."""
+"""A request router that follows an engine's events, and requests lost events again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from kvtier_sdk.event_publisher import EventOptions, EventPublisher
 
 
 def free_endpoints() -> list[str]:
-    """Return two addresses, one for an engine's events and one for a router's requests."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
         for one in sockets:
@@ -27,7 +26,6 @@ def free_endpoints() -> list[str]:
 
 
 def publisher_at(endpoints: Sequence[str], topic: str = "", **options: Any) -> EventPublisher:
-    """Open a publisher that announces tokens, unless ``options`` override this."""
     events, replay = endpoints
     config = EventOptions(events_endpoint=events, events_replay_endpoint=replay, events_topic=topic)
     return EventPublisher(config, SystemClock(), **{"tokens": True, **options})

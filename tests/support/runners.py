@@ -180,7 +180,7 @@ class MisbehavingTier(MemoryTier):
         getattr(self, f"_{action}")()
 
     def _lose_patience(self) -> None:
-        """Make the runner treat every call as hung at once."""
+        """Make the runner treat every call as hung."""
         health._HANG_S = 1e-9
 
     def _miss_a_file(self) -> None:
@@ -191,7 +191,7 @@ class MisbehavingTier(MemoryTier):
             raise SystemExit(3)
 
         task = asyncio.ensure_future(leave())
-        # Retrieve the exception, so that asyncio does not log it.
+        # asyncio logs an exception that is never retrieved.
         task.add_done_callback(lambda task: task.exception())
 
     def _stop_the_loop(self) -> None:
@@ -244,7 +244,6 @@ class MisbehavingTier(MemoryTier):
             self._note(os.readlink(f"/proc/self/fd/{stream_fd}"))
 
     def _demand_secret(self) -> None:
-        """Raise an error unless a file beside ``diary`` contains the secret."""
         self._note("asked")
         if (
             self.config.secret_key.get_secret_value()
@@ -261,7 +260,7 @@ class MisbehavingTier(MemoryTier):
             raise TierAuthError(f"ERR AUTH {secret} called without a password") from error
 
     def _wrap_secret(self) -> None:
-        """Raise an error whose text comes from an inner object that holds the secret."""
+        """Raise an error that keeps the secret in an attribute, and includes it in its text."""
 
         class WrapError(Exception):
             def __init__(self, inner: object) -> None:
@@ -311,7 +310,7 @@ def misbehaving(
     runner: dict[str, Any] | None = None,
     **script: Any,
 ) -> TierSpec:
-    """Return the spec of a tier that misbehaves as in ``script``; ``runner`` has runner options."""
+    """Return the spec of a tier that misbehaves as ``script`` says."""
     patience = dict.fromkeys(["lookup_deadline", "load_deadline", "store_deadline"], 60)
     return TierSpec(
         name,
@@ -340,7 +339,7 @@ class SeenRunner:
 
 
 class Rig(TierListener):
-    """A tier's client over a runner; the rig itself listens to the client's results."""
+    """Runs a misbehaving tier behind a tier client, and receives the client's results."""
 
     def __init__(
         self,
@@ -408,7 +407,7 @@ class Rig(TierListener):
         Path(f"{self._diary}.released").touch()
 
     def job(self, operation: Operation, *chunks: int) -> Job:
-        """Create a job for numbered chunks. A load or store uses slots with the chunks' numbers."""
+        """Create a job for numbered chunks, whose slots have the same numbers."""
         slots = chunks if operation in (Operation.LOAD, Operation.STORE) else ()
         deadline_s = self.clock.now_s() + 60
         keys = [KEYS[chunk] for chunk in chunks]

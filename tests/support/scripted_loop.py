@@ -163,7 +163,7 @@ class ScriptedTier(SecondaryTierManager):
     capabilities = Capability.DELETE | Capability.TOUCH
     account: Account
     script: Iterator[Act]
-    # The act of each call after the script's end, by operation. The key "" has the default act.
+    # The acts after the script's end, by operation. The act of the key "" is the default.
     always: dict[str, Act]
     let_go: asyncio.Event
 

@@ -15,7 +15,7 @@ _PATIENCE_S = 30.0
 
 
 class ServerError(Exception):
-    """Raised if a server's program is missing, or if the server does not start."""
+    pass
 
 
 def free_port() -> int:

@@ -120,7 +120,7 @@ class Engine:
     def scan_twice(self) -> None:
         """Run until two whole scans have followed the current scan."""
         inventory = self.runner._tier_loop._inventory
-        # Count scans, because other engines advance the clock, and so lengthen the rests.
+        # Count scans, because other engines advance the clock too, which delays these scans.
         wanted = inventory._scan_number + 3
         while inventory._scan_number < wanted:
             self.run(INTERVAL_S)
@@ -148,7 +148,6 @@ class Engine:
         self._start()
 
     def lose_tier(self) -> None:
-        """Restart only the tier's process, after its notes have been stored."""
         self.scan_twice()
         end_event_loop(self.runner._event_loop, self._clock)
         self._clock.advance(1.0)
@@ -174,7 +173,7 @@ def engines_on_one_store(count: int, **options: Any) -> Iterator[list[Engine]]:
 
 
 def stored_keys(*, segments: bool = False) -> set[OffloadKey]:
-    """Return the keys of the store's chunks, or of its note segments if ``segments`` is true."""
+    """Return the keys of the store's chunks, or of its segments of notes."""
     return {key for key in SharedTier.shared[0] if bool(split_offload_key(key)[1]) is segments}
 
 

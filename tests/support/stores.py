@@ -78,10 +78,10 @@ class Folder(Store):
         (directory / "manifest.json").write_bytes(manifest)
 
     def kill(self) -> None:
-        # Try repeatedly, because a tier may be writing files in the folder.
+        # A tier may be writing files in the folder.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
-            # Put a file in the folder's place, because the tier would recreate a missing root.
+            # The tier would recreate a missing root.
             self._folder.touch()
 
     def _files(self) -> list[Path]:
@@ -173,7 +173,7 @@ class MemcachedStore(ServedStore):
     def damage(self) -> None:
         for pieces in self._chunks().values():
             values = [self._server.ask(b"mg %b v" % name.encode())[1] for name in pieces]
-            # Damage the first piece, which holds the header and the start of the payload.
+            # The first piece contains the header and the start of the payload.
             damaged = bytearray(values[0])
             damaged[sum(map(len, values)) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
             name = pieces[0].encode()
@@ -216,7 +216,7 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
-        # Keep the times, because damage on a disk would not change them.
+        # Damage on a disk does not change the times.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -239,6 +239,5 @@ def store_fixture(chunk_bytes: int) -> Any:
 
 @contextmanager
 def another_process() -> Iterator[ProcessPoolExecutor]:
-    """Start a process that shares only the stores with this process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         yield process

@@ -63,7 +63,7 @@ class LookClock(HeldBackClock):
         return self._looks.qsize()
 
     def look(self) -> None:
-        """Wait until the engine schedules its next ping, and let the engine send the ping now."""
+        """Let the engine send its next ping now."""
         event_loop, callback = self._looks.get(timeout=30)
         event_loop.call_soon_threadsafe(callback)
 

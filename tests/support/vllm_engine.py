@@ -186,7 +186,6 @@ class Engine:
         return call
 
     def close(self) -> None:
-        """Shut the engine down and wait until it has exited. A second call does nothing."""
         if self._connection.fileno() < 0:
             return
         with suppress(OSError):

@@ -2,7 +2,7 @@
 
 ``vllm_engine.py`` runs this program with the path of a socket and the number of threads. The
 program imports vLLM once, because the import takes longer than an engine's start, and then forks an
-engine's process for each connection. The engine core runs in the forked process, so that a test can
+engine's process for each connection. The engine core runs in the forked process, where commands can
 inspect the tiers' counters and the caches.
 """
 
@@ -66,7 +66,7 @@ def hide_llvmlite() -> None:
 
 
 class Host:
-    """An engine; each public method is a command."""
+    """An engine, whose public methods are the commands."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Host:
         del self._served[name]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Finish the added requests that were not aborted; return outputs like :meth:`generate`."""
+        """Finish the added requests that were not aborted; return their outputs."""
         while self._engine.has_unfinished_requests():
             self._step()
         served, self._served = self._served, {}
@@ -245,7 +245,7 @@ class Host:
         return KvHintsEnvelope(protocol_version="1", message_id="m", actions=actions)
 
     def _step_as_served(self) -> None:
-        """Sleep after a step without computation, as vLLM's server does, to release the GIL."""
+        """Release the GIL after a step without computation, as vLLM's server does."""
         core = self._engine.engine_core.engine_core
         step = core.step_fn
 
@@ -318,7 +318,7 @@ def drive(connection: socket.socket) -> None:
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        # Encode a histogram as its value, because ``json`` cannot encode a histogram.
+        # ``json`` cannot encode a histogram.
         answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 

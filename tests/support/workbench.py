@@ -91,7 +91,6 @@ class Workbench:
         return Transfer(key, self.request, memoryview(header), memoryview(payload))
 
     def content(self, key: bytes, seed: int = 0) -> bytes:
-        """Return the bytes of a key's object; different seeds give different bytes."""
         pattern = key + bytes([seed]) + bytes(range(251)) + b"\r\n"
         return (pattern * (self.object_bytes // len(pattern) + 1))[: self.object_bytes]
 

@@ -97,7 +97,7 @@ def test_a_client_that_goes_away_or_says_nothing_does_not_end_it(
         with socket.socket(socket.AF_UNIX) as gone:
             gone.connect(str(path))
             gone.sendall(b'{"n": 1}\n')
-        # The answer comes only after the socket has dropped the silent client.
+        # The socket answers only after it has dropped the silent client.
         assert ask(path, {}, timeout_s=30.0) == {"got": {}}
 
 

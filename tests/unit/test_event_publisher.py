@@ -1,5 +1,3 @@
-"""Events for routers, over real sockets."""
-
 from __future__ import annotations
 
 import sys
@@ -151,7 +149,7 @@ def test_a_snapshot_names_parents_first() -> None:
 
 
 def filled(publish: Make, blocks: range) -> EventPublisher:
-    """Return a publisher whose snapshots exceed the buffers of a socket."""
+    """Return a publisher whose snapshots do not fit into a socket's buffers."""
     publisher, tokens = publish(tokens=True), list(range(100_000, 100_250))
     notes = [ChunkNote([n], None, tokens, 250).encode() for n in blocks]
     publisher.put(event(*map(key, blocks), notes=notes))
@@ -184,7 +182,7 @@ def test_an_answer_is_made_while_its_router_reads_it(
         stuck.send_multipart([b"", bytes(8)])
         while not sum(made):
             time.sleep(0.01)
-        # An answer that nobody reads must not keep events from other routers.
+        # An unread answer must not delay events for other routers.
         publisher.put(event(key(blocks[-1]), removed=True))
         router.await_blocks(blocks[:-1])
         assert sum(made) < 0.8 * len(blocks)
@@ -247,7 +245,7 @@ def test_a_block_is_there_while_all_its_chunks_are() -> None:
     tell(event(key(4)))
     tell(event(removed=True))
     assert told[4:] == [removed, ("BlockRemoved", [-2])]
-    # The tier must also report both chunks of an incomplete block again.
+    # An incomplete block is announced only after the tier has reported both chunks again.
     tell(event(key(5), key(2)))
     assert len(told) == 6
 

@@ -63,7 +63,7 @@ def unnamed_attributes(owner: type) -> list[str]:
     prose = "\n".join(vars(base).get("__doc__") or "" for base in bases)
     names = {name for base in bases for name in inspect.get_annotations(base)}
     if dataclasses.is_dataclass(owner):
-        # Skip metrics, because a metric's description is in its field's metadata.
+        # A metric's description is in its field's metadata.
         names -= {field.name for field in dataclasses.fields(owner) if field.metadata}
     return sorted(
         name
@@ -75,7 +75,7 @@ def unnamed_attributes(owner: type) -> list[str]:
 
 
 def is_explained(name: str, source: str) -> bool:
-    """Return ``True`` if a ``#:`` comment stands above the constant or its group of constants."""
+    """Return true if a ``#:`` comment stands above the constant or its group of constants."""
     found = re.search(rf"^{name}\b[^=\n]*=", source, re.MULTILINE)
     if found is None:
         return False

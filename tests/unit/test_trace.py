@@ -128,7 +128,6 @@ def test_a_kill_loses_at_most_a_second(make: MakeRecorder, tmp_path: Path) -> No
     for _ in range(300):
         if recorder.written or done.wait(0.1):
             break
-    # The recorder has written the line, although nothing has flushed or closed it.
     assert len(lines(tmp_path)) == 1
 
 

@@ -2,7 +2,7 @@
  *
  * Python releases and reacquires the lock at each system call. A chunk needs up to eleven calls.
  * Large batches are divided among threads that end with the call. A thread digests each chunk right
- * after it has read the chunk, while the processor's cache still holds the bytes.
+ * after the read, while the bytes are still in the processor's cache.
  * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
  * refused is left unchanged and reported as not done. The Python code then handles the file and
  * reports the error.
@@ -15,6 +15,7 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -72,7 +73,7 @@ struct call {
     int temporaries_fd;
     int flags; /* O_DIRECT or 0 */
     int strict; /* do nothing in a shard that other users could change */
-    uid_t user; /* the effective user, found once because that is a system call */
+    uid_t user; /* the effective user, found once, because geteuid is a system call */
     Py_ssize_t least_bytes, most_bytes; /* the lengths of files to touch */
     Py_ssize_t digest_bytes; /* maximum length of a payload's digested part; 0 for no digests */
     long long latest_ns, expired_ns, aged_ns; /* the fields of chunks.Lifetime */
@@ -87,7 +88,7 @@ struct file {
     Py_buffer header;
     Py_buffer payload;
     long long used_ns;
-    char *file_bytes; /* where a read writes the file's length, an int64_t */
+    char *file_bytes; /* a read writes the file's length here, as an int64_t */
     unsigned char *digest;
 };
 
@@ -168,13 +169,11 @@ static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
 /* Write a digest in its canonical form, which is big-endian. */
 static void write_digest(struct hash hash, unsigned char *digest)
 {
-    for (int at = 0; at < 8; at++) {
-        digest[at] = (unsigned char)(hash.high >> (56 - 8 * at));
-        digest[8 + at] = (unsigned char)(hash.low >> (56 - 8 * at));
-    }
+    uint64_t words[2] = {htobe64(hash.high), htobe64(hash.low)};
+    memcpy(digest, words, DIGEST_BYTES);
 }
 
-/* Read the header and the payload's first bytes, or further bytes of the payload. */
+/* Read bytes of the payload. The read at 0 includes the header. */
 static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_t bytes)
 {
     struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
@@ -184,9 +183,9 @@ static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_
     return preadv(fd, vectors, 2, 0) == file->header.len + bytes;
 }
 
-/* Digest the first bytes of a payload buffer, which are the payload. If fd is not -1, first read the
- * header and the payload. Without O_DIRECT, read in pieces, so that a piece is digested while the
- * processor's cache still holds it. */
+/* Digest the payload in the first bytes of its buffer. If fd is not -1, first read the header and
+ * the payload. Without O_DIRECT, read in pieces, to digest each piece while it is still in the
+ * processor's cache. */
 static bool digest_payload(const struct call *call, const struct file *file, int fd,
                            Py_ssize_t length)
 {
@@ -352,7 +351,7 @@ static void work_in_threads(struct work *work)
     bool is_direct = work->call->flags & O_DIRECT;
     Py_ssize_t wanted = bytes / (is_direct ? DIRECT_BYTES_PER_THREAD : CACHED_BYTES_PER_THREAD);
     wanted = least(wanted, least(work->count, MOST_THREADS));
-    /* sysconf reads a file of /sys, so ask only if the answer may matter. */
+    /* sysconf reads a file of /sys, so call it only if the result may matter. */
     if (wanted > 1 && !is_direct)
         wanted = least(wanted, sysconf(_SC_NPROCESSORS_ONLN));
     if (wanted > 1 && pthread_attr_init(&attributes) == 0) {

@@ -1,9 +1,9 @@
 """The tier's compiled part. Each call handles a batch of files without the interpreter lock.
 
-A file's outcome is a byte: 0 (not done), 1 (done), or 2 (only from ``touch``: the file is missing,
-but its directory, the shard, exists). After a 0 the chunk's file is unchanged, and the caller
-repeats the work in Python to find the reason. With ``strict``, the outcome is 0 for each file in a
-shard that other users could change.
+A file's outcome is a byte: 0 for not done, 1 for done. ``touch`` also returns 2, if the file is
+missing but its directory, the shard, exists. After a 0 the chunk's file is unchanged, and the
+caller repeats the work in Python to find the reason. With ``strict``, the outcome is 0 for each
+file in a shard that other users could change.
 ``namespace_fd`` and ``temporaries_fd`` are descriptors of directories, ``direct`` is
 ``os.O_DIRECT`` or 0, ``used_ns`` is a time of use in nanoseconds since the epoch, and ``lifetime``
 is a :class:`~kvtier_file.chunks.Lifetime`.

@@ -11,10 +11,13 @@ from kvtier_sdk import OffloadKey, TierCapacityError, format_bytes
 
 
 class Budget:
-    """A root's chunks, counted and ordered for eviction. Only ``in`` is thread-safe."""
+    """The counted chunks of a root, ordered for eviction. Only ``in`` is thread-safe."""
 
-    def __init__(self, capacity_bytes: int | None) -> None:
+    def __init__(
+        self, capacity_bytes: int | None, last_used_ns: Callable[[ChunkId], int | None]
+    ) -> None:
         self.capacity_bytes = capacity_bytes  # ``None`` for no limit
+        self._last_used_ns = last_used_ns  # reads the file, which all processes update
         self._indices: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
         self.latest_ns = 0  # the latest known use of any chunk, including removed chunks
@@ -59,10 +62,6 @@ class Budget:
         index = self._indices[chunk_id.fingerprint]
         index.put((used_ns, chunk_id.key, index.size_bytes(chunk_id.key)))
 
-    def clear(self) -> None:
-        self._indices.clear()
-        self.used_bytes = 0
-
     def excess_bytes(
         self, need_bytes: int, reserved_bytes: int, headroom_bytes: int | None = None
     ) -> int:
@@ -83,10 +82,11 @@ class Budget:
         *,
         pinned: Collection[ChunkId],
         open_namespaces: Collection[str],
-        last_used_ns: Callable[[ChunkId], int | None],
     ) -> list[ChunkId]:
         excess_bytes = self.excess_bytes(need_bytes, reserved_bytes, headroom_bytes)
-        evictable_bytes = self.used_bytes - sum(self._size_bytes(one) for one in pinned)
+        evictable_bytes = self.used_bytes - sum(
+            self._indices[fingerprint].size_bytes(key) for fingerprint, key in pinned
+        )
         if excess_bytes > evictable_bytes:
             is_capacity = excess_bytes == self.excess_bytes(need_bytes, reserved_bytes)
             limit = (
@@ -108,7 +108,7 @@ class Budget:
                 counted_ns, key, size_bytes = use
                 chunk_id, index = ChunkId(fingerprint, key), self._indices[fingerprint]
                 if chunk_id not in pinned:
-                    used_ns = last_used_ns(chunk_id)
+                    used_ns = self._last_used_ns(chunk_id)
                     # Another process has used this chunk, so record the use and choose again.
                     if used_ns is not None and used_ns > counted_ns:
                         self.touch(chunk_id, used_ns)
@@ -127,21 +127,15 @@ class Budget:
         oldest = [(fingerprint, index.oldest()) for fingerprint, index in self._indices.items()]
         return [ChunkId(fingerprint, use[1]) for fingerprint, use in oldest if use]
 
-    def expired(
-        self,
-        before_ns: int,
-        *,
-        pinned: Collection[ChunkId],
-        last_used_ns: Callable[[ChunkId], int | None],
-    ) -> list[ChunkId]:
-        """Return all namespaces' unpinned chunks whose last use was before ``before_ns``."""
+    def expired(self, before_ns: int, *, pinned: Collection[ChunkId]) -> list[ChunkId]:
+        """Return the unpinned chunks of all namespaces that were last used before ``before_ns``."""
         chosen: list[ChunkId] = []
         for fingerprint, index in self._indices.items():
             passed: list[Use] = []
             while (use := index.oldest()) and use[0] < before_ns:
                 counted_ns, key, _ = use
                 chunk_id = ChunkId(fingerprint, key)
-                used_ns = last_used_ns(chunk_id)
+                used_ns = self._last_used_ns(chunk_id)
                 if used_ns is not None and used_ns > counted_ns:
                     self.touch(chunk_id, used_ns)
                     continue
@@ -152,10 +146,6 @@ class Budget:
             for use in passed:
                 index.put(use)
         return chosen
-
-    def _size_bytes(self, chunk_id: ChunkId) -> int:
-        index = self._indices.get(chunk_id.fingerprint)
-        return 0 if index is None else index.size_bytes(chunk_id.key)
 
     def _stalest(self, now_ns: int, open_namespaces: Collection[str]) -> tuple[str, Use]:
         """Return the chunk to evict next. The budget must not be empty."""

@@ -18,7 +18,7 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: A time of use further ahead of the clock is implausible: machines' clocks differ by less.
+#: The maximum difference of two machines' clocks. A time further in the future is implausible.
 MOST_AHEAD_NS = 10 * 10**9
 
 #: These last six digits mark an access time as the time of a store. If a foreign program reads the
@@ -35,13 +35,12 @@ SAME_USE_NS = 1_000_000_000
 
 
 def earlier_uses(used_ns: int) -> int:
-    """Return the number of earlier uses that the last digits of a time encode."""
     earlier = used_ns % USE_NS
     return earlier if earlier <= MOST_EARLIER_USES else 0
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use, count included; it is later than ``known_ns``."""
+    """Return the time to record for a use. It includes the count and is later than ``known_ns``."""
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -49,7 +48,6 @@ def next_use_ns(known_ns: int, used_ns: int) -> int:
 
 
 def stored_time_ns(stored_ns: int) -> int:
-    """Round the time of a store down to the millisecond, and add ``_STORED_DIGITS``."""
     return stored_ns // _STORED_NS * _STORED_NS + _STORED_DIGITS
 
 
@@ -73,25 +71,24 @@ class Lifetime(NamedTuple):
 
 
 class ChunkId(NamedTuple):
-    """A chunk's name, unique under its root."""
-
     fingerprint: str
     key: OffloadKey
 
 
 class StoredChunk(NamedTuple):
-    """A chunk on disk. Another process may have used the chunk since ``used_ns``."""
+    """A chunk on disk, as a ledger's change. Another process may have used it since ``used_ns``."""
 
-    chunk_id: ChunkId
+    fingerprint: str
+    key: OffloadKey
     size_bytes: int
     used_ns: int
 
 
 class RecencyClock:
-    """A source of times of use: the wall clock's time, or a time just after the latest known use.
+    """A wall clock whose times are later than all known uses, even if it is set back a little.
 
-    Uses stay in order even if clocks differ or are set back a little. A known use far in the future
-    is ignored. Otherwise later uses would get future times, and their chunks would never expire.
+    A known use far in the future is ignored. Otherwise later uses would get future times, and their
+    chunks would never expire.
     """
 
     def __init__(self, clock: Clock, latest_ns: Callable[[], int]) -> None:

@@ -21,18 +21,14 @@ except ImportError:
 NOT_DONE, DONE, ABSENT = range(3)
 
 
-def _extension_file() -> str:
-    # xxhash's functions come from its C extension, which contains a copy of libxxhash.
-    module = sys.modules.get(xxhash.xxh3_128_digest.__module__)
-    return str(getattr(module, "__file__", None))
-
-
 def find_digests(part: ModuleType) -> bool:
     """Let a compiled part compute digests with libxxhash; return false if no library works."""
     # The compiled part digests this in three pieces: two whole pieces and a short one.
     sample = bytes(range(256)) * 2049
-    # xxhash's extension may hide the functions of its copy, so try the system's library too.
-    for library in (_extension_file(), "libxxhash.so.0"):
+    # xxhash's extension contains a copy of libxxhash. It may hide the copy's functions, so try the
+    # system's library too.
+    extension = sys.modules.get(xxhash.xxh3_128_digest.__module__)
+    for library in (str(getattr(extension, "__file__", None)), "libxxhash.so.0"):
         if part.use_digests(library):
             digest = part.digest(len(sample), (memoryview(sample),))
             if digest == xxhash.xxh3_128_digest(sample):

@@ -69,8 +69,18 @@ class Directories:
         return fd
 
 
-def open_file(name: str, flags: int, directory_fd: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, _FILE_MODE, dir_fd=directory_fd)
+def open_file(name: str, flags: int, directory_fd: int, *, direct: bool = False) -> int:
+    """Open a file, with O_DIRECT if ``direct`` is true and the file system accepts the flag."""
+    flags |= os.O_NOFOLLOW
+    if direct:
+        try:
+            return os.open(name, flags | os.O_DIRECT, _FILE_MODE, dir_fd=directory_fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        # The refused call may have created the file, so O_EXCL would fail.
+        flags &= ~os.O_EXCL
+    return os.open(name, flags, _FILE_MODE, dir_fd=directory_fd)
 
 
 def _permission_fault(fd: int) -> str | None:

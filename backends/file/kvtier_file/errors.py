@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvtier_file.directories import UntrustedDirectoryError
@@ -17,9 +19,9 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Error numbers for a foreign file that has the name of one of the tier's directories or chunks.
+#: Error numbers for a foreign file in the place of a directory or a chunk.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-#: Error numbers for a name under which the tier has no chunk.
+#: Error numbers for an absent chunk.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}
 #: Error numbers for a file system that accepts no more data.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -37,6 +39,15 @@ FAULTS = FOREIGN | {
 }
 
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+@contextmanager
+def absence_ignored() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise
 
 
 def tier_error(error: OSError, root: Path, ability: str) -> TierError:

@@ -9,22 +9,10 @@ import signal
 import stat
 from collections.abc import Callable, Iterable, Sequence
 
-from kvtier_file.directories import open_file
 from kvtier_sdk import CorruptChunkError
 
 #: O_DIRECT needs addresses, offsets and lengths that are multiples of this.
 ALIGNMENT = 4096
-
-
-def open_direct(name: str, flags: int, directory_fd: int) -> int:
-    """Open a file with O_DIRECT, or without it if the file system refuses the flag."""
-    try:
-        return open_file(name, flags | os.O_DIRECT, directory_fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    # The refused call may have created the file, so O_EXCL would fail.
-    return open_file(name, flags & ~os.O_EXCL, directory_fd)
 
 
 def has_direct_io(fd: int) -> bool:
@@ -32,7 +20,7 @@ def has_direct_io(fd: int) -> bool:
 
 
 def take_over(fd: int, size_bytes: int) -> bool:
-    """Cut a file to at most ``size_bytes``; return false if it is special or in use elsewhere."""
+    """Truncate a longer file to ``size_bytes``; return false if it is special or in use."""
     status = os.fstat(fd)
     # A second link may belong to a copy of the root, and the copy must not change.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
@@ -51,21 +39,20 @@ def take_over(fd: int, size_bytes: int) -> bool:
 
 
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    for moved_bytes in _transfer(os.pwritev, fd, buffers):
-        if moved_bytes == 0:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+    _transfer(os.pwritev, fd, buffers, OSError(errno.EIO, os.strerror(errno.EIO)))
 
 
 def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    for moved_bytes in _transfer(os.preadv, fd, buffers):
-        if moved_bytes == 0:
-            raise CorruptChunkError("the file was truncated during the read")
+    _transfer(os.preadv, fd, buffers, CorruptChunkError("the file was truncated during the read"))
 
 
 def _transfer(
-    move: Callable[[int, Sequence[memoryview], int], int], fd: int, buffers: Iterable[memoryview]
-) -> Iterable[int]:
-    """Repeat ``move`` until all buffers are transferred; yield how many bytes each call moved."""
+    move: Callable[[int, Sequence[memoryview], int], int],
+    fd: int,
+    buffers: Iterable[memoryview],
+    failure: Exception,
+) -> None:
+    """Repeat ``move`` until all buffers are transferred; raise ``failure`` if it moves nothing."""
     rest = [buffer for buffer in buffers if len(buffer)]
     offset = 0
     while rest:
@@ -77,7 +64,8 @@ def _transfer(
             # O_DIRECT does not work for this file or for an unaligned rest, so switch it off.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
-        yield moved_bytes
+        if moved_bytes == 0:
+            raise failure
         offset += moved_bytes
         while rest and moved_bytes >= len(rest[0]):
             moved_bytes -= len(rest.pop(0))

@@ -1,7 +1,7 @@
 """The ledger: every store and removal under a root, in order.
 
-Each process keeps the list of chunks in memory, and reads only changes that the list lacks.
-So no process needs to list directories to learn of another process's changes.
+Each process keeps the list of chunks in memory, and reads only new changes. So no process has to
+list directories to find the changes of other processes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Maintenance(ChunkStore):
     def contains(self, keys: Sequence[OffloadKey]) -> list[bool]:
         faults: Verdicts = {}
         hits = []
-        with self._existing("readable") as directory:
+        with self._existing() as directory:
             for key in keys:
                 found = None
                 with self._fault(key, faults, "readable"):
@@ -47,7 +47,7 @@ class Maintenance(ChunkStore):
     def load(self, batch: Sequence[Transfer]) -> list[TierError | None]:
         """Read a batch without recording uses; return an error or ``None`` for each chunk."""
         verdicts: Verdicts = {}
-        with self._existing("readable") as directory:
+        with self._existing() as directory:
             for transfer in batch:
                 key = transfer.key
                 with self._verdict(key, verdicts, "readable", at_file=True):
@@ -58,13 +58,13 @@ class Maintenance(ChunkStore):
 
     def delete(self, keys: Sequence[OffloadKey]) -> None:
         """Remove chunks, but do not create a missing namespace."""
-        with self._existing("readable") as directory:
+        with self._existing() as directory:
             if directory is not None:
                 super().delete(keys)
 
     def list_shard(self, shard: str) -> list[Entry]:
         """Return the chunks of one shard, including chunks that no engine can load."""
-        with self._existing("readable") as directory:
+        with self._existing() as directory:
             return [entry_of(stored) for stored in directory.list_shard(shard)] if directory else []
 
     def usage(self) -> Usage:
@@ -80,9 +80,8 @@ class Maintenance(ChunkStore):
         return Usage(len(lengths), sum(lengths), self._config.capacity_bytes, free_bytes)
 
     @contextmanager
-    def _existing(self, ability: str) -> Iterator[NamespaceDirectory | None]:
-        """Open the namespace's directory and yield it; yield ``None`` if it is missing."""
-        with self._translating(ability), self._call(), ExitStack() as opened:
+    def _existing(self) -> Iterator[NamespaceDirectory | None]:
+        with self._translating("readable"), self._call(), ExitStack() as opened:
             directory = None
             with suppress(FileNotFoundError):
                 directory = opened.enter_context(self._root.namespace(create=False))

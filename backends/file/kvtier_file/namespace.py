@@ -20,17 +20,17 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import compress
 
 from kvtier_file import compiled
-from kvtier_file.chunks import ChunkId, Lifetime, StoredChunk, next_use_ns
+from kvtier_file.chunks import Lifetime, StoredChunk, next_use_ns
 from kvtier_file.directories import ClosingFd, Directories, open_file
-from kvtier_file.errors import ABSENT, FOREIGN
-from kvtier_file.file_io import open_direct, read_buffers
-from kvtier_file.temporaries import Temporaries, TemporaryNames
+from kvtier_file.errors import FOREIGN, absence_ignored
+from kvtier_file.file_io import read_buffers
+from kvtier_file.temporaries import Temporaries
 from kvtier_sdk import ChunkNotFoundError, CorruptChunkError, OffloadKey, StoredNamespace, Transfer
 
 SHARDS = tuple(f"{shard:02x}" for shard in range(256))
@@ -46,7 +46,7 @@ class NamespaceDirectory:
         self,
         fingerprint: str,
         fd: int,
-        names: TemporaryNames,
+        names: Iterator[str],
         directories: Directories,
         lifetime: Lifetime,
         lengths: range,
@@ -59,24 +59,16 @@ class NamespaceDirectory:
         self._fd = fd
         self._directories = directories
         self._direct = direct
-        self._sync = directories.sync
         # Shards that this call found or made. If another process removes one, `place` recreates it.
         self._shards: set[str] = set()
         self.temporaries = Temporaries(fd, names, directories)
 
-    def close(self) -> None:
-        self.temporaries.close()
-
     def find(self, key: OffloadKey) -> StoredChunk | None:
         """Return a key's chunk, or ``None`` if its file is missing or is not a regular file."""
-        try:
-            with self._shard(key) as shard_fd:
-                status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in ABSENT:
-                return None
-            raise
-        return self._stored(key, status)
+        with absence_ignored(), self._shard(key) as shard_fd:
+            status = os.stat(_file_name(key), dir_fd=shard_fd, follow_symlinks=False)
+            return self._stored(key, status)
+        return None
 
     def read(self, load: Transfer, used_ns: int | None) -> None:
         """Read a chunk into its buffers; record the use unless ``used_ns`` is ``None``."""
@@ -109,10 +101,7 @@ class NamespaceDirectory:
             raise
 
     def read_batch(
-        self,
-        batch: Sequence[Transfer],
-        times_ns: Sequence[int],
-        digest_bytes: int,
+        self, batch: Sequence[Transfer], times_ns: Sequence[int], digest_bytes: int
     ) -> tuple[bytes, Sequence[int], Sequence[bytes | None]]:
         """Read a batch and record the uses; return outcomes, file lengths and digests."""
         if compiled.batch_io is None:
@@ -129,7 +118,7 @@ class NamespaceDirectory:
         return outcomes, memoryview(lengths).cast("q"), compiled.split(digests, len(batch))
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Create a chunk's shard, and write the chunk to a temporary file; return its name."""
+        """Create a chunk's shard, and write a temporary file with the chunk; return its name."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 
@@ -150,11 +139,12 @@ class NamespaceDirectory:
 
     def place_batch(self, written: Sequence[tuple[str, OffloadKey]]) -> bytes:
         """Rename the chunks' files to their final names; return an outcome for each file."""
-        names = [(name, shard_of(key), _file_name(key)) for name, key in written]
-        try:
-            return self.temporaries.rename_batch(names, self._fd)
-        except OSError:
-            return bytes(len(written))
+        files = tuple((name, shard_of(key), _file_name(key)) for name, key in written)
+        strict = self._directories.is_strict
+        with suppress(OSError):
+            if compiled.batch_io is not None:
+                return compiled.batch_io.place(self.temporaries.open(), self._fd, strict, files)
+        return bytes(len(written))
 
     def sync_name(self, key: OffloadKey) -> None:
         """Make a chunk's name survive a power failure."""
@@ -163,21 +153,17 @@ class NamespaceDirectory:
 
     def touch(self, key: OffloadKey, used_ns: int) -> bool:
         """Record a use of a chunk; return false if its file is missing, incomplete or expired."""
-        try:
-            with self._shard(key) as shard_fd:
-                name = _file_name(key)
-                status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
-                if not stat.S_ISREG(status.st_mode) or status.st_size not in self.lengths:
-                    return False
-                if self.lifetime.used_ns(status) < self.lifetime.expired_ns:
-                    return False
-                times = self._times(status, used_ns)
-                os.utime(name, ns=times, dir_fd=shard_fd, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in ABSENT:
+        with absence_ignored(), self._shard(key) as shard_fd:
+            name = _file_name(key)
+            status = os.stat(name, dir_fd=shard_fd, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) or status.st_size not in self.lengths:
                 return False
-            raise
-        return True
+            if self.lifetime.used_ns(status) < self.lifetime.expired_ns:
+                return False
+            times = self._times(status, used_ns)
+            os.utime(name, ns=times, dir_fd=shard_fd, follow_symlinks=False)
+            return True
+        return False
 
     def touch_batch(self, keys: Sequence[OffloadKey], times_ns: Sequence[int] | None) -> bytes:
         """Return an outcome for each key's file; record the uses if ``times_ns`` is given."""
@@ -194,40 +180,32 @@ class NamespaceDirectory:
 
     def remove(self, key: OffloadKey, into: Temporaries | None = None) -> bool:
         """Remove a chunk's file or make it a spare in ``into``; return false if it is missing."""
-        try:
-            with self._shard(key) as shard_fd:
-                name = _file_name(key)
-                if into is None or not into.adopt(name, shard_fd):
-                    os.unlink(name, dir_fd=shard_fd)
-        except OSError as error:
-            if error.errno in ABSENT:
-                return False
-            raise
-        return True
+        with absence_ignored(), self._shard(key) as shard_fd:
+            name = _file_name(key)
+            if into is None or not into.adopt(name, shard_fd):
+                os.unlink(name, dir_fd=shard_fd)
+            return True
+        return False
 
     def list_shard(self, shard: str) -> list[StoredChunk]:
         """Return the chunks of one shard in any order; skip foreign files."""
         chunks = []
-        try:
-            with (
-                ClosingFd(self._directories.open(shard, self._fd)) as shard_fd,
-                os.scandir(shard_fd) as entries,
-            ):
-                for entry in entries:
-                    key = _key_of(entry.name)
-                    if key is None or shard_of(key) != shard:
-                        continue
-                    with suppress(FileNotFoundError):  # removed since it was listed
-                        stored = self._stored(key, entry.stat(follow_symlinks=False))
-                        if stored is not None:
-                            chunks.append(stored)
-        except OSError as error:
-            if error.errno not in ABSENT:
-                raise
+        with (
+            absence_ignored(),
+            ClosingFd(self._directories.open(shard, self._fd)) as shard_fd,
+            os.scandir(shard_fd) as entries,
+        ):
+            for entry in entries:
+                key = _key_of(entry.name)
+                if key is None or shard_of(key) != shard:
+                    continue
+                with suppress(FileNotFoundError):  # removed since it was listed
+                    stored = self._stored(key, entry.stat(follow_symlinks=False))
+                    if stored is not None:
+                        chunks.append(stored)
         return chunks
 
     def read_manifest(self) -> bytes | None:
-        """Return the manifest's text; ``None`` if it is missing or cannot be read."""
         try:
             flags = os.O_RDONLY | os.O_NONBLOCK
             with ClosingFd(open_file(_MANIFEST, flags, self._fd)) as fd:
@@ -242,7 +220,7 @@ class NamespaceDirectory:
         except FileNotFoundError:
             temporary = self.temporaries.write([memoryview(text.encode())])
             self.temporaries.rename(temporary, _MANIFEST, self._fd)
-            if self._sync:
+            if self._directories.sync:
                 os.fsync(self._fd)
 
     def _make_shard(self, key: OffloadKey) -> None:
@@ -258,24 +236,22 @@ class NamespaceDirectory:
 
     def _open(self, name: str, shard_fd: int) -> int:
         """Open a chunk's file. ``O_NOATIME`` preserves the access time, which records the store."""
-        opener = open_direct if self._direct else open_file
         # Without O_NONBLOCK, opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
         with suppress(PermissionError):  # O_NOATIME is refused for another user's file
-            return opener(name, flags | os.O_NOATIME, shard_fd)
-        return opener(name, flags, shard_fd)
+            return open_file(name, flags | os.O_NOATIME, shard_fd, direct=self._direct)
+        return open_file(name, flags, shard_fd, direct=self._direct)
 
     def _stored(self, key: OffloadKey, status: os.stat_result) -> StoredChunk | None:
         if not stat.S_ISREG(status.st_mode):
             return None
-        chunk_id = ChunkId(self.fingerprint, key)
-        return StoredChunk(chunk_id, status.st_size, self.lifetime.used_ns(status))
+        return StoredChunk(self.fingerprint, key, status.st_size, self.lifetime.used_ns(status))
 
     def _times(self, status: os.stat_result, used_ns: int) -> tuple[int, int]:
         return status.st_atime_ns, next_use_ns(self.lifetime.used_ns(status), used_ns)
 
 
-# Cache shard and file names, because storing or loading a chunk needs each up to four times.
+# Cache shard and file names, because a store or a load uses each name up to four times.
 @lru_cache(maxsize=4096)
 def shard_of(key: OffloadKey) -> str:
     """Return the name of a key's shard. A hash spreads sequential keys evenly over the shards."""

@@ -13,7 +13,7 @@ from kvtier_sdk import OffloadKey
 #: last digits count the uses. The index's dictionary and heaps share the tuples, to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# Each doubling of a chunk's uses lengthens its stay by this fraction of the stay after one use.
+# The factor of a chunk's stay is 1 after one use, and grows by this when the uses double.
 _WEIGHT = 0.5
 # Maps a time's last digits to the chunk's class: log2 of the number of uses, rounded down.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))
@@ -29,7 +29,7 @@ def staleness_ns(used_ns: int, now_ns: int) -> float:
 
 
 class RecencyIndex:
-    """An index that finds the chunk to evict next without a scan."""
+    """An index that finds the chunk to evict next without a scan of all chunks."""
 
     def __init__(self) -> None:
         self._uses: dict[OffloadKey, Use] = {}
@@ -72,12 +72,8 @@ class RecencyIndex:
 
     def stalest(self, now_ns: int) -> tuple[float, Use] | None:
         """Return the staleness and use of the chunk to evict next."""
-        stalest = None
-        for use in self._fronts():
-            stale_ns = staleness_ns(use[0], now_ns)
-            if stalest is None or (-stale_ns, use) < (-stalest[0], stalest[1]):
-                stalest = stale_ns, use
-        return stalest
+        fronts = ((staleness_ns(use[0], now_ns), use) for use in self._fronts())
+        return min(fronts, key=lambda front: (-front[0], front[1]), default=None)
 
     def _fronts(self) -> list[Use]:
         """Return the least recently used chunk of each class."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 from kvtier_file.chunks import MOST_AHEAD_NS, ChunkId, Lifetime, StoredChunk
@@ -15,14 +15,14 @@ from kvtier_file.errors import FULL
 from kvtier_file.file_io import ALIGNMENT
 from kvtier_file.namespace import SHARDS, NamespaceDirectory
 from kvtier_file.shared_files import SHARED
-from kvtier_file.temporaries import Temporaries, TemporaryNames
+from kvtier_file.temporaries import Temporaries
 from kvtier_sdk import ConfigError, StoredNamespace, TierContext, format_bytes
 
 
 class Root:
     """The root directory, where the tier owns one namespace. Methods block and are thread-safe."""
 
-    def __init__(self, config: FileTierConfig, context: TierContext, names: TemporaryNames) -> None:
+    def __init__(self, config: FileTierConfig, context: TierContext, names: Iterator[str]) -> None:
         self._config = config
         self._context = context
         self._fingerprint = context.namespace.fingerprint
@@ -49,15 +49,10 @@ class Root:
         return fd
 
     def open(self, *, create: bool = True) -> None:
-        """Open the root; create it and its parents if they are missing."""
         self.is_closing = False
-        try:
-            self._fd = self.directories.open_root(self._config.root)
-        except FileNotFoundError:
-            if not create:
-                raise
+        if create and not os.path.exists(self._config.root):
             os.makedirs(self._config.root, 0o700, exist_ok=True)
-            self._fd = self.directories.open_root(self._config.root)
+        self._fd = self.directories.open_root(self._config.root)
         # Refuse untrusted directories now, before the engine starts.
         for name in (self._fingerprint, SHARED):
             with suppress(FileNotFoundError), ClosingFd(self.directories.open(name, self._fd)):
@@ -85,7 +80,7 @@ class Root:
                 self._lengths,
                 direct=self._direct,
             )
-            with closing(directory):
+            with closing(directory.temporaries):
                 yield directory
 
     def lifetime(self) -> Lifetime:
@@ -115,7 +110,7 @@ class Root:
     def headroom_bytes(self) -> int | None:
         """Return how many more bytes ``min_free`` lets the tier write; ``None`` for no limit."""
         # Until a written file has its final name, its bytes count twice: as used space and as a
-        # reservation. So evictions may free up to the reserved bytes more than needed.
+        # reservation. So evictions may free more than needed, by up to the reserved bytes.
         if not self._config.min_free:
             return None
         size_bytes, free_bytes = self._room()
@@ -157,11 +152,6 @@ class Root:
                 "which leaves what min_free keeps, or choose another root"
             )
 
-    def sweep(self, is_held: Callable[[str], bool]) -> None:
-        """Remove the temporary files of dead processes in all namespaces."""
-        for directory in self.namespaces():
-            directory.temporaries.sweep(is_held)
-
     def scan(self) -> Iterator[StoredChunk]:
         # An engine cannot load files of the wrong length, so it removes them in its own namespace.
         own = None if self._context.maintenance else self._fingerprint
@@ -170,9 +160,8 @@ class Root:
                 if self.is_closing:
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
                 for stored in directory.list_shard(shard):
-                    fingerprint, key = stored.chunk_id
-                    if fingerprint == own and stored.size_bytes not in self._lengths:
-                        directory.remove(key)
+                    if stored.fingerprint == own and stored.size_bytes not in self._lengths:
+                        directory.remove(stored.key)
                     else:
                         yield stored
 
@@ -186,10 +175,7 @@ class Root:
 
     def last_used_ns(self, chunk_id: ChunkId) -> int | None:
         """Return the time of a chunk's last use by any process, or ``None`` if it is unknown."""
-        with (
-            suppress(OSError),
-            self.namespace(chunk_id.fingerprint, create=False) as directory,
-        ):
+        with suppress(OSError), self.namespace(chunk_id.fingerprint, create=False) as directory:
             stored = directory.find(chunk_id.key)
             return stored and stored.used_ns
         return None
@@ -212,8 +198,7 @@ class Root:
             # Keep the descriptor's number, because other threads use it.
             os.dup2(fd, lost_fd, inheritable=False)
         self._context.logger.warning(
-            "tier root '%s' was removed, and its chunks with it; it is used anew",
-            self._config.root,
+            "tier root '%s' was removed, and its chunks with it; it is used anew", self._config.root
         )
 
     def _check_times(self, directory: NamespaceDirectory) -> None:

@@ -7,7 +7,7 @@ Layout below the root::
     .shared/leases/<lease>   a file for each process, locked while the process lives
 
 A lease is a file that its process keeps locked (``flock``). The lease's name marks the process's
-temporary files and reservations. The operating system releases the lock however the process ends.
+temporary files and reservations. The lock is released when the process ends, even if it is killed.
 Unlike a process id, a lease can be checked from another container, and its name is never reused.
 """
 
@@ -20,7 +20,7 @@ from contextlib import suppress
 from weakref import WeakSet
 
 from kvtier_file.directories import ClosingFd, Directories, open_file
-from kvtier_file.errors import ABSENT
+from kvtier_file.errors import absence_ignored
 from kvtier_file.ledger import Ledger
 from kvtier_file.shared_header import HeaderFile
 
@@ -44,7 +44,6 @@ class Leases:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def release(self, name: str) -> None:
-        """Close this process's lease, if it has one, and remove its file."""
         if self._fd is not None:
             with suppress(OSError):  # closing releases the lock even if the file remains
                 self.remove(name)
@@ -59,13 +58,11 @@ class Leases:
     def is_held(self, name: str) -> bool:
         """Return true if the process that owns the lease is alive."""
         try:
-            with ClosingFd(open_file(name, os.O_RDWR, self._directory_fd)) as fd:
+            flags = os.O_RDWR
+            with absence_ignored(), ClosingFd(open_file(name, flags, self._directory_fd)) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError as error:
-            if error.errno not in ABSENT:
-                raise
         return False
 
     def is_lost(self) -> bool:
@@ -114,7 +111,7 @@ class SharedFiles:
         _of_this_process.add(self)
 
     def are_lost(self) -> bool:
-        """Return true if a file was removed, so that other processes use a new file."""
+        """Return true if a file was removed. Other processes then use a new file."""
         header_fd, ledger_fd, _ = self._fds
         # The directory of leases needs no check, because it can be removed only after its lease.
         return (
@@ -124,7 +121,6 @@ class SharedFiles:
         )
 
     def close(self) -> None:
-        """Close the files, and thereby release the lease's lock."""
         self.leases.close()
         self._close_fds()
 

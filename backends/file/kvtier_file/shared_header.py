@@ -34,8 +34,6 @@ class Reservation(NamedTuple):
 
 @dataclass
 class SharedHeader:
-    """The content of the header's file."""
-
     # True if the counters agree with the disk. A change clears the flag first, in case of a crash.
     clean: bool = False
     generation: int = 0  # a random number, new with each compaction of the ledger
@@ -68,7 +66,7 @@ class HeaderFile:
         """Return the header, or an empty unclean header if the file is new or damaged."""
         self._content = os.pread(self._fd, _PAGE_BYTES, 0)
         if len(self._content) == _PAGE_BYTES and any(self._content[-_LEASE.size :]):
-            # The first page is full of reservations, so further pages may hold more reservations.
+            # The first page is full of reservations, so further pages may contain more.
             self._content += os.pread(self._fd, _MAX_BYTES, _PAGE_BYTES)
         return _decode(self._content) or SharedHeader()
 

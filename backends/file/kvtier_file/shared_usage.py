@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from kvtier_file.chunks import ChunkId, StoredChunk
+from kvtier_file.budget import Budget
+from kvtier_file.chunks import ChunkId
 from kvtier_file.errors import FULL
 from kvtier_file.ledger import DELETED, EVICTED, EXPIRED, Change
 from kvtier_file.root import Root
@@ -19,7 +20,7 @@ from kvtier_sdk import OffloadKey, TierCapacityError, TierContext
 
 
 class SharedUsage:
-    """The count of a root's chunks and reservations, kept jointly by all processes of the root.
+    """The count of a root's chunks and reservations, shared by all processes of the root.
 
     Chunks are counted, renamed and unlinked only under the shared lock (:meth:`locked`). If a
     process is killed while it holds the lock, the header stays dirty, and the next process recounts
@@ -34,9 +35,9 @@ class SharedUsage:
         self._lease = lease
         self._fingerprint = context.namespace.fingerprint
         self._report_removed = context.report_removed
-        self._replica = UsageReplica(capacity_bytes, self._fingerprint)
         # Without the lock, use only ``in`` and ``latest_ns`` of this process's copy of the count.
-        self.budget = self._replica.budget
+        self.budget = Budget(capacity_bytes, root.last_used_ns)
+        self._replica = UsageReplica(self.budget, self._fingerprint)
         self._reserved_bytes = 0
         self._opened: SharedFiles | None = None
         self.is_counted = False  # true once the chunks on disk have been counted
@@ -89,14 +90,12 @@ class SharedUsage:
         finally:
             for reason in (DELETED, EXPIRED, EVICTED):
                 if keys := [key for key, found in removed.items() if found == reason]:
-                    is_evicted, is_expired = reason == EVICTED, reason == EXPIRED
-                    self._report_removed(keys, evicted=is_evicted, expired=is_expired)
+                    self._report_removed(keys, evicted=reason == EVICTED, expired=reason == EXPIRED)
 
     # The caller of the methods below must hold the lock.
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that all processes have reserved."""
         return self._header.reserved_bytes
 
     def mark_dirty(self) -> None:
@@ -105,19 +104,19 @@ class SharedUsage:
             self._header.clean = False
             self._files.header.mark_dirty()
 
-    def add(self, stored: StoredChunk) -> None:
-        """Count a chunk whose file has its final name."""
-        (fingerprint, key), size_bytes, used_ns = stored
-        self._record((fingerprint, key, size_bytes, used_ns))
+    def record(self, change: Change) -> None:
+        """Apply a change to the count; :meth:`locked` later writes the change to the ledger."""
+        self.mark_dirty()
+        self._changes.append(change)
+        self._replica.apply([change])
 
     def discard(self, chunk_id: ChunkId, reason: int = DELETED) -> None:
-        """Stop counting a chunk that is gone, for one of the ledger's reasons."""
-        self._record((*chunk_id, reason, 0))
+        """Stop counting a removed chunk, and record one of the ledger's reasons."""
+        self.record((*chunk_id, reason, 0))
 
     def recount(self) -> None:
         self.mark_dirty()
-        found = self._root.scan()
-        self._replica.replace((*one.chunk_id, one.size_bytes, one.used_ns) for one in found)
+        self._replica.replace(self._root.scan())
 
     def reserve(self, size_bytes: int) -> None:
         """Reserve room that the caller has made. :meth:`locked` later releases the room."""
@@ -125,12 +124,7 @@ class SharedUsage:
         self._enter_reservation()
 
     def victims(
-        self,
-        need_bytes: int,
-        headroom_bytes: int | None,
-        *,
-        pinned: Callable[[], frozenset[ChunkId]],
-        last_used_ns: Callable[[ChunkId], int | None],
+        self, need_bytes: int, headroom_bytes: int | None, pinned: Callable[[], frozenset[ChunkId]]
     ) -> list[ChunkId]:
         reserved_bytes = self._header.reserved_bytes
         if self.budget.excess_bytes(need_bytes, reserved_bytes, headroom_bytes) <= 0:
@@ -143,7 +137,6 @@ class SharedUsage:
                 headroom_bytes,
                 pinned=pinned(),
                 open_namespaces={one.fingerprint for one in self._header.reservations.values()},
-                last_used_ns=last_used_ns,
             )
 
         if not self._asked:
@@ -154,11 +147,6 @@ class SharedUsage:
             if not self._reap(self._other_leases()):
                 raise
             return choose()
-
-    def _record(self, change: Change) -> None:
-        self.mark_dirty()
-        self._changes.append(change)
-        self._replica.apply([change])
 
     def _enter_reservation(self) -> None:
         # Use the number that this process keeps, because the header may have been replaced.
@@ -189,7 +177,8 @@ class SharedUsage:
 
     def _reap_dead_leases(self, leases: Collection[str]) -> None:
         """Sweep the temporary files of dead processes, then drop their reservations and leases."""
-        self._root.sweep(self._files.leases.is_held)
+        for directory in self._root.namespaces():
+            directory.temporaries.sweep(self._files.leases.is_held)
         for lease in leases:
             self._header.reservations.pop(lease, None)
             self._files.leases.remove(lease)

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +22,7 @@ from kvtier_file.namespace import NamespaceDirectory
 from kvtier_file.root import Root
 from kvtier_file.shared_files import new_lease
 from kvtier_file.shared_usage import SharedUsage
-from kvtier_file.temporaries import Temporaries, TemporaryNames
+from kvtier_file.temporaries import Temporaries, temporary_names
 from kvtier_sdk import (
     ChunkNotFoundError,
     Entry,
@@ -41,7 +42,7 @@ Verdicts = dict[OffloadKey, TierError]
 # at most the capacity divided by this number.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
-# Refused writes at intervals shorter than this count as one event, with one line in the log.
+# A refused write is not logged if the last refused write was less than this ago.
 _REFUSALS_S = 600.0
 
 
@@ -62,7 +63,7 @@ class ChunkStore:
         self._step_chunks = max(1, capacity_bytes // (_MAX_STEPS * context.object_bytes))
         self._pins = _Pins()
         lease = new_lease()
-        self._root = Root(config, context, TemporaryNames(lease))
+        self._root = Root(config, context, temporary_names(lease))
         self._usage = SharedUsage(self._root, lease, config.capacity_bytes, context)
         self._wall_s = context.clock.wall_s
         self._logger = context.logger
@@ -79,11 +80,10 @@ class ChunkStore:
         try:
             self._root.open()
             self._root.check_capacity()
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            raise open_error(error, self._config.root) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError):
+                raise open_error(error, self._config.root) from error
             raise
 
     def count(self) -> None:
@@ -120,7 +120,7 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # Only misses that have a file or are counted need the lock. Other misses must not wait.
+        # A miss needs the lock only if it has a file or is counted. Other misses must not wait.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -203,7 +203,6 @@ class ChunkStore:
                         directory.touch(key, used_ns)
 
     def list_shard(self, shard: str) -> list[Entry]:
-        """Return the loadable chunks of one shard of this namespace."""
         with self._directory("readable") as directory:
             return [
                 entry_of(stored)
@@ -219,20 +218,14 @@ class ChunkStore:
             ]
 
     def usage(self) -> Usage:
-        """Return the usage of all namespaces under the root."""
         with self._translating("readable"), self._call(), self._usage.locked():
             # Recount if the oldest files were removed by hand, which the ledger does not show.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
             return Usage(
-                len(budget),
-                budget.used_bytes,
-                self._config.capacity_bytes,
-                self._root.free_bytes(),
+                len(budget), budget.used_bytes, self._config.capacity_bytes, self._root.free_bytes()
             )
-
-    # --- the steps of a store -----------------------------------------------------------------
 
     def _missing(
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
@@ -271,9 +264,9 @@ class ChunkStore:
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Take the times after the reservation, because only then is every earlier use known.
+            # Take the times after the reservation, because all earlier uses are known only then.
             chunks = {
-                key: StoredChunk(self._id(key), missing[key].object_bytes, used_ns)
+                key: StoredChunk(self._fingerprint, key, missing[key].object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
             }
             stores = [missing[key] for key in reserved]
@@ -317,12 +310,12 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # This headroom makes the call evict as many bytes as the new chunk has.
+                # With this headroom, the call evicts as many bytes as the new chunk has.
                 self._make_room(0, self._usage.reserved_bytes - transfer.object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log a refused write, once per event. The caller must hold the shared lock."""
+        """Log a refused write, unless one is recent. The caller must hold the shared lock."""
         now_s = self._wall_s()
         if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
             self._logger.warning(
@@ -390,7 +383,7 @@ class ChunkStore:
                     with self._verdict(key, verdicts, "writable", at_file=True):
                         if outcome == NOT_DONE:
                             directory.place(temporary, key)
-                        usage.add(chunk)
+                        usage.record(chunk)
                         del unplaced[key]
         finally:
             for temporary, _ in unplaced.values():
@@ -401,9 +394,7 @@ class ChunkStore:
         """Remove expired chunks of all namespaces. The caller must hold the shared lock."""
         expired_ns = self._root.lifetime().expired_ns
         if expired_ns:
-            expired = self._usage.budget.expired(
-                expired_ns, pinned=self._pins.pinned(), last_used_ns=self._root.last_used_ns
-            )
+            expired = self._usage.budget.expired(expired_ns, pinned=self._pins.pinned())
             with suppress(OSError):  # expired chunks are misses anyway; the next store tries again
                 self._remove(expired, EXPIRED)
 
@@ -417,12 +408,7 @@ class ChunkStore:
     ) -> None:
         """Evict chunks; move up to ``spares`` files to ``into``. The caller must hold the lock."""
         self._usage.budget.capacity_bytes = self._config.capacity_bytes
-        victims = self._usage.victims(
-            need_bytes,
-            headroom_bytes,
-            pinned=self._pins.pinned,
-            last_used_ns=self._root.last_used_ns,
-        )
+        victims = self._usage.victims(need_bytes, headroom_bytes, self._pins.pinned)
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
             self._evicted_age_s.set(max(0.0, self._wall_s() - used_ns / 1e9))
         self._remove(victims[:spares], EVICTED, into)
@@ -437,7 +423,7 @@ class ChunkStore:
             try:
                 self._root.remove(chunk_id, into)
             except OSError:
-                # Mark the chunk as used, so that the next store tries others first.
+                # Mark the chunk as used, so that the next store evicts other chunks first.
                 usage.budget.touch(chunk_id, self._clock.take(1)[0])
                 raise
             usage.discard(chunk_id, reason)
@@ -453,8 +439,8 @@ class ChunkStore:
                 with self._fault(key, {}, "writable"):
                     found = directory.find(key)
                     if found and self._is_loadable(found, directory):
-                        if found.chunk_id not in usage.budget:
-                            usage.add(found)
+                        if self._id(key) not in usage.budget:
+                            usage.record(found)
                         continue
                     reason = DELETED
                     if found:
@@ -524,24 +510,15 @@ class ChunkStore:
         return ChunkId(self._fingerprint, key)
 
 
+@dataclass(slots=True)
 class _Verdict:
-    """A context that records a block's error as a verdict, twice as fast as ``@contextmanager``."""
+    """Records a block's error as a verdict. A class is twice as fast as ``@contextmanager``."""
 
-    __slots__ = ("_ability", "_faults", "_key", "_root", "_verdicts")
-
-    def __init__(
-        self,
-        root: Path,
-        key: OffloadKey,
-        verdicts: Verdicts,
-        ability: str,
-        faults: Collection[int],
-    ) -> None:
-        self._root = root
-        self._key = key
-        self._verdicts = verdicts
-        self._ability = ability
-        self._faults = faults
+    root: Path
+    key: OffloadKey
+    verdicts: Verdicts
+    ability: str
+    faults: Collection[int]
 
     def __enter__(self) -> None:
         return None
@@ -550,12 +527,12 @@ class _Verdict:
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if isinstance(error, OSError):
-            translate = chunk_error if error.errno in self._faults else tier_error
+            translate = chunk_error if error.errno in self.faults else tier_error
             # Drop the cause, because its traceback would keep the buffers alive.
-            error = translate(error, self._root, self._ability)
+            error = translate(error, self.root, self.ability)
         if not isinstance(error, TierError):
             return False
-        self._verdicts[self._key] = error
+        self.verdicts[self.key] = error
         return True
 
 
@@ -585,4 +562,4 @@ class _Pins:
 
 
 def entry_of(stored: StoredChunk) -> Entry:
-    return Entry(stored.chunk_id.key, stored.size_bytes, stored.used_ns / 1e9)
+    return Entry(stored.key, stored.size_bytes, stored.used_ns / 1e9)

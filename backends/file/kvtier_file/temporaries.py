@@ -11,21 +11,14 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from kvtier_file import compiled
 from kvtier_file.chunks import stored_time_ns
 from kvtier_file.compiled import DONE
 from kvtier_file.directories import ClosingFd, Directories, open_file
-from kvtier_file.file_io import (
-    ALIGNMENT,
-    has_direct_io,
-    open_direct,
-    read_buffers,
-    take_over,
-    write_buffers,
-)
+from kvtier_file.file_io import ALIGNMENT, has_direct_io, read_buffers, take_over, write_buffers
 from kvtier_sdk import Transfer
 
 _DIRECTORY = "tmp"
@@ -33,19 +26,15 @@ _TEMPORARY = re.compile(r"([0-9a-f]{16})-\d+\.tmp")
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
-class TemporaryNames:
-    def __init__(self, lease: str) -> None:
-        self._lease = lease
-        self._counter = itertools.count()
-
-    def new(self) -> str:
-        return f"{self._lease}-{next(self._counter)}.tmp"
+def temporary_names(lease: str) -> Iterator[str]:
+    # Unlike a generator, this iterator is thread-safe.
+    return map(f"{lease}-{{}}.tmp".format, itertools.count())
 
 
 class Temporaries:
     """The directory of temporary files in one namespace, opened when it is first needed."""
 
-    def __init__(self, namespace_fd: int, names: TemporaryNames, directories: Directories) -> None:
+    def __init__(self, namespace_fd: int, names: Iterator[str], directories: Directories) -> None:
         self._namespace_fd = namespace_fd
         self._names = names
         self._directories = directories
@@ -65,13 +54,13 @@ class Temporaries:
         # Adopt nothing with ``sync``: a power failure could put new content under the old name.
         if self._sync:
             return False
-        spare = self._names.new()
+        spare = next(self._names)
         try:
             status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
                 return False
             self._spares.append(spare)
-            os.rename(name, spare, src_dir_fd=directory_fd, dst_dir_fd=self._open())
+            os.rename(name, spare, src_dir_fd=directory_fd, dst_dir_fd=self.open())
         except OSError:
             return False
         return True
@@ -103,29 +92,23 @@ class Temporaries:
             (*self._take_name(), store.header, store.payload, used_ns)
             for store, used_ns in zip(batch, times_ns, strict=True)
         )
-        outcomes = compiled.batch_io.write(self._open(), os.O_DIRECT if direct else 0, files)
+        outcomes = compiled.batch_io.write(self.open(), os.O_DIRECT if direct else 0, files)
         return [
             name if outcome == DONE else None
             for (name, *_), outcome in zip(files, outcomes, strict=True)
         ]
 
-    def rename_batch(self, names: Sequence[tuple[str, str, str]], namespace_fd: int) -> bytes:
-        if compiled.batch_io is None:
-            return bytes(len(names))
-        strict = self._directories.is_strict
-        return compiled.batch_io.place(self._open(), namespace_fd, strict, tuple(names))
-
     def rename(self, temporary: str, name: str, directory_fd: int) -> None:
-        os.rename(temporary, name, src_dir_fd=self._open(), dst_dir_fd=directory_fd)
+        os.rename(temporary, name, src_dir_fd=self.open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
         """Remove a file. If that fails, another process sweeps it once this process has ended."""
         with suppress(OSError):
-            os.unlink(name, dir_fd=self._open())
+            os.unlink(name, dir_fd=self.open())
 
     def sweep(self, is_held: Callable[[str], bool]) -> None:
         try:
-            directory_fd = self._open(create=False)
+            directory_fd = self.open(create=False)
         except (FileNotFoundError, NotADirectoryError):
             return  # the disk had no room for the directory, or a foreign file has its name
         for name in os.listdir(directory_fd):
@@ -136,14 +119,13 @@ class Temporaries:
 
     def probe(self, *, direct: bool) -> bool:
         """Write and read a page, with O_DIRECT if ``direct`` is true; return true if that works."""
-        name = self._names.new()
-        directory_fd = self._open()
+        name = next(self._names)
+        directory_fd = self.open()
         # Anonymous memory is aligned to pages, as O_DIRECT requires.
         with mmap.mmap(-1, ALIGNMENT) as written, mmap.mmap(-1, ALIGNMENT) as read:
             written[:] = os.urandom(ALIGNMENT)
             try:
-                opener = open_direct if direct else open_file
-                with ClosingFd(opener(name, _NEW_FILE, directory_fd)) as fd:
+                with ClosingFd(open_file(name, _NEW_FILE, directory_fd, direct=direct)) as fd:
                     with memoryview(written) as source, memoryview(read) as target:
                         write_buffers(fd, [source])
                         read_buffers(fd, [target])
@@ -156,7 +138,7 @@ class Temporaries:
         """Return true if a file keeps its times to the nanosecond, even after a read."""
         name = self.write([memoryview(b"times")], used_ns=used_ns)
         try:
-            with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self._open())) as fd:
+            with ClosingFd(open_file(name, os.O_RDONLY | os.O_NOATIME, self.open())) as fd:
                 os.read(fd, 1)
                 status = os.fstat(fd)
         finally:
@@ -167,31 +149,30 @@ class Temporaries:
         """Return a spare's name and true, or a new name and false."""
         if self._spares:
             return self._spares.pop(), True
-        return self._names.new(), False
+        return next(self._names), False
 
     def _open_new(self, direct: bool) -> tuple[str, int]:
-        name = self._names.new()
-        opener = open_direct if direct else open_file
+        name = next(self._names)
         try:
-            return name, opener(name, _NEW_FILE, self._open())
+            return name, open_file(name, _NEW_FILE, self.open(), direct=direct)
         except OSError:
             self.discard(name)
             raise
 
     def _open_spare(self, size_bytes: int, direct: bool) -> tuple[str, int] | None:
-        """Open a spare and cut it to ``size_bytes``; remove spares that cannot be overwritten."""
-        opener = open_direct if direct else open_file
+        """Open and truncate a spare; remove spares that cannot be overwritten."""
+        flags = os.O_WRONLY | os.O_NONBLOCK
         while self._spares:
             name = self._spares.pop()
             with suppress(OSError):
-                fd = opener(name, os.O_WRONLY | os.O_NONBLOCK, self._open())
+                fd = open_file(name, flags, self.open(), direct=direct)
                 if take_over(fd, size_bytes):
                     return name, fd
                 os.close(fd)
             self.discard(name)
         return None
 
-    def _open(self, *, create: bool = True) -> int:
+    def open(self, *, create: bool = True) -> int:
         if self._fd is None:
             self._fd = self._directories.open(_DIRECTORY, self._namespace_fd, create=create)
         return self._fd

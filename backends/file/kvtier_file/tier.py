@@ -15,7 +15,6 @@ from kvtier_file.store import ChunkStore
 from kvtier_sdk import (
     Capability,
     Entry,
-    Medium,
     OffloadKey,
     RequestContext,
     SecondaryTierManager,
@@ -38,7 +37,6 @@ class FileTier(SecondaryTierManager):
     """
 
     config_model = FileTierConfig
-    medium = Medium.STORAGE
     capabilities = (
         Capability.DELETE
         | Capability.TOUCH

@@ -1,4 +1,4 @@
-"""This process's copy of a root's usage, brought up to date through the ledger."""
+"""This process's copy of a root's usage, updated from the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
 # Compact a ledger once it has this length and has grown by this factor since its last compaction.
-# Compactions must be rare, because after each, every process reads the whole ledger under the lock.
+# Compactions must be rare, because every process then reads the whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 
@@ -19,8 +19,8 @@ _COMPACTION_GROWTH = 8
 class UsageReplica:
     """This process's copy of the shared budget. Use it only while holding the shared lock."""
 
-    def __init__(self, capacity_bytes: int | None, fingerprint: str) -> None:
-        self.budget = Budget(capacity_bytes)
+    def __init__(self, budget: Budget, fingerprint: str) -> None:
+        self.budget = budget
         self._fingerprint = fingerprint
         self._removed: dict[OffloadKey, int] = {}  # each chunk's reason, as in the ledger
         # The ledger's generation, and the offset up to which the budget includes its changes.
@@ -84,4 +84,3 @@ class UsageReplica:
 
     def _clear(self) -> None:
         self.apply([(fingerprint, key, DELETED, 0) for fingerprint, key, *_ in self.budget])
-        self.budget.clear()

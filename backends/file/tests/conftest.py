@@ -94,7 +94,7 @@ class Gate:
 
 @pytest.fixture(autouse=True, scope="session")
 def patient_open() -> Iterator[None]:
-    """Let ``open`` wait until the chunks are counted, however busy the machine is."""
+    """Make ``open`` wait for the count of the chunks, even on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvtier_file.tier._COUNT_S", 30.0)
         yield
@@ -150,7 +150,7 @@ def bench(make_bench: Callable[[], Workbench]) -> Workbench:
 
 @pytest.fixture
 def spoil(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let a call of ``os`` fail for the files of some chunks."""
+    """Make a function of ``os`` fail for the files of some chunks."""
 
     def spoil(call: str, code: int, *keys: bytes) -> None:
         real = getattr(os, call)
@@ -180,7 +180,7 @@ def mounted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount an ext4 file system of 4 MiB. Unlike in a tmpfs, directories take room there."""
+    """Mount an ext4 file system of 4 MiB, where directories use space, unlike in a tmpfs."""
     image, at = tmp_path / "image", tmp_path / "on_disk"
     image.write_bytes(bytes(4 * 2**20))
     at.mkdir()

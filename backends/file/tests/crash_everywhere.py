@@ -1,4 +1,4 @@
-"""Kills child processes, each one system call later, and checks a survivor's count of chunks.
+"""Kills child processes after each of their system calls, and checks a survivor's count.
 
 Usage: crash_everywhere.py ROOT
 

@@ -27,7 +27,7 @@ class Stored:
 class BudgetMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.budget = Budget(CAPACITY)
+        self.budget = Budget(CAPACITY, lambda chunk: self.stored[chunk].used_ns)
         self.stored: dict[ChunkId, Stored] = {}
 
     @rule(chunk=CHUNKS, size=SIZES, used_ns=TIMES)
@@ -47,11 +47,6 @@ class BudgetMachine(RuleBasedStateMachine):
     def forget(self, chunk: ChunkId) -> None:
         self.budget.discard(*chunk)
         self.stored.pop(chunk, None)
-
-    @rule()
-    def clear(self) -> None:
-        self.budget.clear()
-        self.stored.clear()
 
     @rule(
         need=SIZES,
@@ -81,7 +76,6 @@ class BudgetMachine(RuleBasedStateMachine):
                 headroom,
                 pinned=pinned,
                 open_namespaces=open_namespaces,
-                last_used_ns=lambda chunk: self.stored[chunk].used_ns,
             )
 
         free_to_go = [chunk for chunk in self.stored if chunk not in pinned]
@@ -131,13 +125,15 @@ TestBudget = BudgetMachine.TestCase
 
 
 def victims(budget: Budget, need_bytes: int, headroom_bytes: int | None = None) -> list[ChunkId]:
-    return budget.victims(
-        need_bytes, 0, headroom_bytes, pinned=(), open_namespaces=(), last_used_ns=lambda _: None
-    )
+    return budget.victims(need_bytes, 0, headroom_bytes, pinned=(), open_namespaces=())
+
+
+def no_use(chunk: ChunkId) -> None:
+    return None
 
 
 def test_a_refusal_names_the_limit() -> None:
-    budget = Budget(2048)
+    budget = Budget(2048, no_use)
     with pytest.raises(TierCapacityError, match=r"room for 4 KiB: capacity is 2 KiB, and only 0 B"):
         victims(budget, 4096)
     with pytest.raises(TierCapacityError, match=r"has 0 B above what min_free keeps"):
@@ -145,7 +141,7 @@ def test_a_refusal_names_the_limit() -> None:
 
 
 def test_repeated_uses_leave_no_outdated_entries() -> None:
-    budget = Budget(None)
+    budget = Budget(None, no_use)
     chunk = ChunkId("a", b"1")
     budget.add(*chunk, 1, 0)
     index = budget._indices["a"]
@@ -157,23 +153,25 @@ def test_repeated_uses_leave_no_outdated_entries() -> None:
 
 
 def test_a_chunk_whose_use_is_unknown_stays_counted() -> None:
-    budget = Budget(1)
-    for name in (b"1", b"2"):
-        budget.add("a", name, 1, 1)
+    broken = {b"2"}
 
-    def broken(chunk: ChunkId) -> int:
-        if chunk.key == b"2":
+    def last_used_ns(chunk: ChunkId) -> int:
+        if chunk.key in broken:
             raise OSError
         return 1
 
+    budget = Budget(1, last_used_ns)
+    for name in (b"1", b"2"):
+        budget.add("a", name, 1, 1)
     with pytest.raises(OSError):
-        budget.victims(1, 0, pinned=(), open_namespaces=(), last_used_ns=broken)
+        victims(budget, 1)
     assert len(list(budget)) == 2
+    broken.clear()
     assert len(victims(budget, 1)) == 2
 
 
 def test_times_of_the_future_are_none_also_once_the_clock_was_set_back() -> None:
-    budget = Budget(2)
+    budget = Budget(2, no_use)
     budget.know_time(1000)
     budget.add("a", b"early", 1, 500)
     budget.add("a", b"late", 1, 900)

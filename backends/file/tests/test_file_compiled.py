@@ -20,7 +20,7 @@ from kvtier_file.compiled import ABSENT, DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
 from kvtier_file.directories import Directories
 from kvtier_file.namespace import NamespaceDirectory, shard_of
-from kvtier_file.temporaries import TemporaryNames
+from kvtier_file.temporaries import temporary_names
 from kvtier_sdk import TierError
 
 PAGE_BYTES = 4096
@@ -54,7 +54,7 @@ class Twins:
         for directory in self.roots:
             directory.mkdir(parents=True)
             self._fds.append(os.open(directory, os.O_RDONLY))
-            names = TemporaryNames("0" * 16)
+            names = temporary_names("0" * 16)
             config = FileTierConfig(root=directory)
             opener = Directories(config, logging.getLogger())
             self.directories.append(
@@ -71,7 +71,7 @@ class Twins:
 
     def close(self) -> None:
         for directory, fd in zip(self.directories, self._fds, strict=True):
-            directory.close()
+            directory.temporaries.close()
             os.close(fd)
 
     def live_by(self, lifetime: Lifetime) -> None:

@@ -53,7 +53,7 @@ class Watch:
 
     def _run(self):
         while not self._stop.wait(0.001):
-            # Read the ledger's size first, so that growth before the other read counts as used.
+            # Read the ledger's size first, so that its growth between the reads counts as used.
             ledger_bytes = (self._root / ".shared" / "ledger").stat().st_blocks * 512
             used_bytes = self._free_before - self._free_bytes() - ledger_bytes
             self.most_bytes = max(self.most_bytes, used_bytes)
@@ -91,9 +91,9 @@ async def test_processes_share_one_root_and_one_is_killed(small):
     assert all(outcome["stored"] > 50 and outcome["loaded"] > 10 for outcome in outcomes)
     assert watch.looks > 100
     assert capacity / 2 < watch.most_counted_bytes <= capacity
-    # Directories take no room in a tmpfs. The manifest and the header take a page each, and the
-    # ledger may grow by a page within a sample. A removed file keeps its room while another process
-    # reads it, and a process reads one file at a time.
+    # Directories use no space in a tmpfs. The manifest and the header use a page each, and the
+    # ledger may grow by a page within a sample. A removed file keeps its space while another
+    # process reads it, and a process reads one file at a time.
     being_read_bytes = (processes - 1) * small.object_bytes
     assert capacity / 2 < watch.most_bytes <= capacity + being_read_bytes + 4 * 4096
     usage = await tier.usage()

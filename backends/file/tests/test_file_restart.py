@@ -5,7 +5,7 @@ import pytest
 
 from kvtier_file import recency
 from kvtier_file.shared_files import new_lease
-from kvtier_file.temporaries import TemporaryNames
+from kvtier_file.temporaries import temporary_names
 from kvtier_sdk import Namespace
 
 KEYS = [index.to_bytes(20, "big") for index in range(20)]
@@ -68,7 +68,7 @@ async def test_only_temporaries_of_dead_processes_are_swept(bench):
     await bench.put(await bench.open(), KEYS[0])
     directory = bench.directory
     (living,) = os.listdir(bench.root / ".shared" / "leases")
-    names = [TemporaryNames(lease).new() for lease in (living, new_lease())]
+    names = [next(temporary_names(lease)) for lease in (living, new_lease())]
     for name in [*names, "not-ours"]:
         (directory / "tmp" / name).write_bytes(bytes(4096))
     bench.facts = {"model": "other"}

@@ -63,7 +63,7 @@ class MooncakeTier(SecondaryTierManager):
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         # The store never overwrites an object, so first remove the objects to be replaced.
-        await self._remove([transfer.key for transfer in batch if transfer.replace])
+        await self.delete([transfer.key for transfer in batch if transfer.replace])
         statuses = await self._move("batch_put_from_multi_buffers", batch, self._replication)
         verdicts = [error_of(status) if status else None for status in statuses]
         # A status of 0 does not prove that the object exists: another writer of the key may be
@@ -87,13 +87,6 @@ class MooncakeTier(SecondaryTierManager):
         return verdicts
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
-        await self._remove(keys)
-
-    async def _contains(self, keys: Sequence[OffloadKey]) -> list[bool | TierError]:
-        statuses = await self._ask("batch_is_exist", keys)
-        return [error_of(status) if status < 0 else status == 1 for status in statuses]
-
-    async def _remove(self, keys: Sequence[OffloadKey]) -> None:
         # Force the removal, because a lookup protects its object with a lease for some seconds. A
         # concurrent load may then read another object's bytes, and the check of the header fails.
         statuses = await self._ask("batch_remove", keys, True)
@@ -102,6 +95,10 @@ class MooncakeTier(SecondaryTierManager):
         for status in statuses:
             if status not in (0, NOT_FOUND):
                 raise error_of(status)
+
+    async def _contains(self, keys: Sequence[OffloadKey]) -> list[bool | TierError]:
+        statuses = await self._ask("batch_is_exist", keys)
+        return [error_of(status) if status < 0 else status == 1 for status in statuses]
 
     async def _move(self, method: str, batch: Sequence[Transfer], *more: Any) -> Sequence[int]:
         regions = [transfer.regions for transfer in batch]

@@ -98,7 +98,7 @@ def test_chunks_on_two_nodes_survive_one(store: MooncakeStore) -> None:
     with live([url(store, replicas=2)]) as engine:
         store_and_find(engine)
         store.nodes.pop().kill()
-        # Wait, because the master sends loads to the dead node until it notices the failure.
+        # Wait, because the master directs loads to the dead node until it detects the failure.
         store.wait_until(lambda: "MISS" not in found(engine, "after"), "all chunks are found")
 
 

@@ -21,7 +21,6 @@ from kvtier_sdk import (
     CorruptChunkError,
     Entry,
     Locality,
-    Medium,
     ObjectNames,
     OffloadKey,
     StoredNamespace,
@@ -41,7 +40,6 @@ class ObstoreTier(ChunkTierManager):
     """
 
     config_model = ObstoreTierConfig
-    medium = Medium.STORAGE
     locality = Locality.REMOTE
     capabilities = Capability.DELETE | Capability.SCAN | Capability.NAMESPACES
     contract_version: ClassVar[int] = 1

@@ -145,7 +145,7 @@ class RedisTierConfig(ExpiringTierConfig):
 
     @property
     def seeds(self) -> list[HostPort]:
-        """The configured servers, in the order in which to ask them."""
+        """The configured servers: ``host`` first, then ``hosts``."""
         more = [split_host(text, default_port=self.port) for text in self.hosts]
         return [(self.host, self.port), *more]
 
@@ -157,7 +157,7 @@ class RedisTierConfig(ExpiringTierConfig):
         ``redis+unix:///run/redis.sock?db=1``, the path names the socket.
         """
         if any("@" in name for name in url.options):
-            # Do not show the query: if a password contains "?", the query holds the password's end.
+            # Do not show the query. If a password contains "?", its end is in the query.
             raise ConfigError(f"{url.scheme}: write '%3F' for '?' in a user or a password")
         given: dict[str, Any] = {
             "username": url.username or None,

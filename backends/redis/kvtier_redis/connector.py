@@ -120,15 +120,6 @@ class Connector:
         )
 
     async def _sign_in(self, connection: Connection) -> None:
-        for step in self._steps():
-            reply = await call(connection, *step)
-            if reply.kind is Kind.ERROR:
-                raise reply_error(reply.text)
-        if not self._touches:
-            reply = await call(connection, b"CLIENT", b"NO-TOUCH", b"ON")
-            self.reads_are_uses |= reply.kind is Kind.ERROR
-
-    def _steps(self) -> list[list[bytes]]:
         config = self._config
         steps = []
         if config.password is not None:
@@ -138,4 +129,10 @@ class Connector:
             # Without a password, send SELECT even for database 0, because only a reply shows that
             # the server works. The kernel accepts connections even for a server that hangs.
             steps.append([b"SELECT", b"%d" % config.db])
-        return steps
+        for step in steps:
+            reply = await call(connection, *step)
+            if reply.kind is Kind.ERROR:
+                raise reply_error(reply.text)
+        if not self._touches:
+            reply = await call(connection, b"CLIENT", b"NO-TOUCH", b"ON")
+            self.reads_are_uses |= reply.kind is Kind.ERROR

@@ -1,4 +1,4 @@
-"""Sends requests to the servers that hold the requested chunks, and follows redirects."""
+"""Sends requests to the servers of the requested chunks, and follows redirects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from kvtier_redis.config import split_host
@@ -29,45 +29,41 @@ class _Hop:
     is_asking: bool = False
 
 
+@dataclass
 class Dispatcher:
-    """A sender of batches of requests, with up to ``connections`` connections to each server.
+    """Sends batches of requests, over up to ``connections`` connections to each server.
 
     A batch uses one connection per ``share`` requests. After ``turn`` requests on a connection, it
     lets another batch use the connection.
     """
 
-    def __init__(
-        self,
-        route: Route,
-        connect: Callable[[Address], Awaitable[Connection]],
-        *,
-        connections: int,
-        turn: int,
-        share: int,
-        clock: Clock,
-    ) -> None:
-        self._route = route
-        self._connect = connect
-        self._connections = connections
-        self._turn = turn
-        self._share = share
-        self._clock = clock
-        self._pools: dict[Address, ConnectionPool[Connection]] = {}
+    route: Route
+    connect: Callable[[Address], Awaitable[Connection]]
+    connections: int
+    turn: int
+    share: int
+    clock: Clock
+    _pools: dict[Address, ConnectionPool[Connection]] = field(default_factory=dict, init=False)
 
     async def run(self, exchanges: Sequence[Exchange]) -> None:
         """Send each request to the server of the request's key, and set the request's outcome."""
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # Search for the servers, because the caller may have given up on a hanging one.
-            self._route.suspect()
+            # Search for the servers, because the caller may have given up on a hanging server.
+            self.route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
         if any(isinstance(outcome, TierError) and outcome.retryable for outcome in outcomes):
-            self._route.suspect()
+            self.route.suspect()
 
     async def _run(self, exchanges: Sequence[Exchange]) -> None:
-        hops = self._first_hops(exchanges)
+        hops = []
+        for exchange in exchanges:
+            try:
+                hops.append(_Hop(exchange, self.route.server_of(exchange.name)))
+            except TierError as error:
+                exchange.outcome = error.detached()
         for _ in range(_MOST_HOPS):
             await self._send(hops)
             hops = self._next_hops(hops)
@@ -82,15 +78,6 @@ class Dispatcher:
         for pool in self._pools.values():
             pool.close()
 
-    def _first_hops(self, exchanges: Sequence[Exchange]) -> list[_Hop]:
-        hops = []
-        for exchange in exchanges:
-            try:
-                hops.append(_Hop(exchange, self._route.server_of(exchange.name)))
-            except TierError as error:
-                exchange.outcome = error.detached()
-        return hops
-
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
         """Return the requests that a server redirected; turn other error replies into errors."""
         again = []
@@ -100,14 +87,14 @@ class Dispatcher:
                 continue
             word, _, rest = reply.text.partition(" ")
             try:
-                if not self._route.is_cluster or word not in ("MOVED", "ASK"):
+                if not self.route.is_cluster or word not in ("MOVED", "ASK"):
                     raise reply_error(reply.text)
                 address = _redirect_address(rest, hop.address)
             except TierError as error:
                 hop.exchange.outcome = error.detached()
                 continue
             if word == "MOVED":
-                self._route.suspect()
+                self.route.suspect()
             hop.exchange.outcome = None
             again.append(_Hop(hop.exchange, address, is_asking=word == "ASK"))
         return again
@@ -121,15 +108,15 @@ class Dispatcher:
             *(partial(self._empty, address, queue) for address, queue in queues.items()),
             *(partial(self._ask, hop) for hop in hops if hop.is_asking),
         ]
-        await self._clock.gather_bounded(work, limit=len(work))
+        await self.clock.gather_bounded(work, limit=len(work))
 
     async def _empty(self, address: Address, queue: deque[Exchange]) -> None:
         """Send all requests in one server's queue, over several connections."""
         pool = self._pool_of(address)
-        count = min(self._connections, math.ceil(len(queue) / self._share))
+        count = min(self.connections, math.ceil(len(queue) / self.share))
         # Limit a turn to an even share of the queue, so that all connections get requests.
-        turn = min(self._turn, math.ceil(len(queue) / count))
-        failures = await self._clock.gather_bounded(
+        turn = min(self.turn, math.ceil(len(queue) / count))
+        failures = await self.clock.gather_bounded(
             [partial(self._take_turns, pool, queue, turn)] * count, limit=count
         )
         for failure in filter(None, failures):
@@ -160,7 +147,7 @@ class Dispatcher:
 
     def _pool_of(self, address: Address) -> ConnectionPool[Connection]:
         if address not in self._pools:
-            self._pools[address] = ConnectionPool(lambda: self._connect(address), self._connections)
+            self._pools[address] = ConnectionPool(lambda: self.connect(address), self.connections)
         return self._pools[address]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from kvtier_sdk import Namespace, OffloadKey, StoredNamespace
 
-_GLOB_SPECIAL = b"\\*?["
 _MANIFEST = b".manifest"
 _YOUNG = b".young:"
 
@@ -56,7 +57,4 @@ class Names:
 
 
 def _all_below(start: bytes) -> bytes:
-    escaped = b"".join(
-        b"\\" + bytes([byte]) if byte in _GLOB_SPECIAL else bytes([byte]) for byte in start
-    )
-    return escaped + b"*"
+    return re.sub(rb"[\\*?\[]", rb"\\\g<0>", start) + b"*"

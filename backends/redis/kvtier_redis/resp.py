@@ -23,16 +23,11 @@ MOST_AT_ONCE = 128
 
 
 class Kind(Enum):
-    #: The server executed the command.
     OK = auto()
-    #: The server refused the command; the reply's text says why.
-    ERROR = auto()
-    #: The server has no value for the key.
-    ABSENT = auto()
-    #: The reply's text is the value's length. The value is in the request's buffers if it fits.
-    VALUE = auto()
-    #: The reply's text is a whole number.
-    NUMBER = auto()
+    ERROR = auto()  # the reply's text is the reason
+    ABSENT = auto()  # the server has no value for the key
+    VALUE = auto()  # the reply's text is the value's length; the buffers have the value if it fits
+    NUMBER = auto()  # the reply's text is a whole number
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +38,6 @@ class Reply:
     text: str = ""
 
 
-_OK_LINE = b"+OK\r\n"
-_ABSENT_LINE = b"$-1\r\n"
 _OK = Reply(Kind.OK, "OK")
 # The expected kinds of reply to a request for a value.
 _TO_LOADS: tuple[Kind, ...] = (Kind.VALUE, Kind.ABSENT, Kind.ERROR)
@@ -52,24 +45,15 @@ _TO_LOADS: tuple[Kind, ...] = (Kind.VALUE, Kind.ABSENT, Kind.ERROR)
 
 @dataclass(slots=True)
 class Exchange:
-    """A request about one key, and its outcome.
-
-    Attributes:
-        parts: the pieces of the request; none is empty.
-        target: the buffers for the requested value; empty if the request is not for a value.
-        guess_bytes: the likely length of the value; saves a copy if its number of digits is right.
-        success: the expected kind of reply, if the request is not for a value.
-        or_absent: true if :attr:`Kind.ABSENT` is expected too.
-        outcome: the reply or an error; ``None`` until the request ends.
-    """
+    """A request about one key, and its outcome."""
 
     name: bytes
-    parts: Sequence[bytes | memoryview]
-    target: Sequence[memoryview] = ()
-    guess_bytes: int = 0
-    success: Kind = Kind.OK
-    or_absent: bool = False
-    outcome: Reply | TierError | None = None
+    parts: Sequence[bytes | memoryview]  # none is empty
+    target: Sequence[memoryview] = ()  # for the requested value; empty for other requests
+    guess_bytes: int = 0  # the likely length of the value; the right number of digits saves a copy
+    success: Kind = Kind.OK  # the expected kind of reply, if the request is not for a value
+    or_absent: bool = False  # true if ``Kind.ABSENT`` is expected too
+    outcome: Reply | TierError | None = None  # ``None`` until the request ends
 
 
 def command(*words: bytes) -> bytes:
@@ -143,14 +127,14 @@ async def _run(connection: Connection, batch: Sequence[Exchange]) -> None:
 
 async def _receive_reply(connection: Connection) -> Reply:
     line = await connection.receive_until(_END, most_bytes=_LINE_LIMIT_BYTES)
-    if line == _OK_LINE:
+    if line == b"+OK\r\n":
         return _OK
     mark, text = line[:1], line[1 : -len(_END)].decode(errors="replace")
     if mark == b"-":
         return Reply(Kind.ERROR, text)
     if mark not in (b"$", b":"):
         raise TierUnavailableError(_NO_REPLY)
-    if line == _ABSENT_LINE:
+    if line == b"$-1\r\n":
         return Reply(Kind.ABSENT, text)
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_LIMIT):
         raise TierUnavailableError("the server sent an invalid number")
@@ -158,7 +142,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 
 
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
-    """Receive the reply to a request for a value. The value lands in the request's buffers."""
+    """Receive a reply, and store its value in the buffers of the request."""
     # If the line with the value's length is as long as guessed, one system call receives the line
     # and the value in place. Any other reply overwrites the buffers, as a failed load may.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))

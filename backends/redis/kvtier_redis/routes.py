@@ -19,13 +19,7 @@ from redis.exceptions import ResponseError
 from kvtier_redis.config import RedisTierConfig
 from kvtier_redis.connector import Address
 from kvtier_redis.faults import SettingError, translated
-from kvtier_sdk import (
-    Clock,
-    TierAuthError,
-    TierError,
-    TierUnavailableError,
-    check_any_answered,
-)
+from kvtier_sdk import Clock, TierAuthError, TierError, TierUnavailableError, check_any_answered
 
 _SCAN_COUNT = 1000
 _MOST_VALUE_BYTES = 1 << 20
@@ -52,16 +46,13 @@ class Route(ABC):
 
     @abstractmethod
     def _servers(self) -> Sequence[Any]:
-        """Return redis-py's clients for the last known servers that hold chunks."""
+        """Return redis-py's clients for the last known servers with chunks."""
 
     async def open(self) -> None:
         with translated():
             await self._client.ping()
 
     async def close(self) -> None:
-        await self._close_client()
-
-    async def _close_client(self) -> None:
         await self._client.aclose()
 
     async def names(self, pattern: bytes) -> AsyncIterator[bytes]:
@@ -139,7 +130,7 @@ class _Moving(Route):
             self._is_in_doubt = False
             with suppress(TierError):
                 await self._find()
-            # Pause, because every batch asks for a search while a server is down.
+            # Pause, because every batch requests a search while a server is down.
             await self._clock.sleep(_FIND_PAUSE_S)
 
     async def close(self) -> None:
@@ -175,10 +166,7 @@ class BehindSentinel(_Moving):
         sign_in = _sign_in(config.sentinel_username, config.sentinel_password)
         options = _connection_options(config)
         self._sentinel: Any = _Sentinels(  # type: ignore[no-untyped-call]
-            config.seeds,
-            sentinel_kwargs={**options, **sign_in},
-            db=config.db,
-            **options,
+            config.seeds, sentinel_kwargs={**options, **sign_in}, db=config.db, **options
         )
         super().__init__(self._sentinel.master_for(self._service), clock)
 
@@ -225,7 +213,7 @@ class _Sentinels(Sentinel):
                 failures.append((f"{asked['host']}:{asked['port']}", error))
                 continue
             if is_master:
-                # Move this Sentinel to the front, so that the next search asks it first.
+                # Move this Sentinel to the front, so that the next search begins with it.
                 self.sentinels.remove(sentinel)
                 self.sentinels.insert(0, sentinel)
                 self.master = state["ip"], state["port"]
@@ -278,10 +266,11 @@ class Cluster(_Moving):
             await self._map.initialize()
 
     async def open(self) -> None:
-        # Ask any live node for the map, because the client's own initialize() also asks dead nodes.
+        # Request the map from any live node. The client's initialize() also contacts dead nodes.
         await self._find()
 
-    async def _close_client(self) -> None:
+    async def close(self) -> None:
+        await super().close()
         await self._map.aclose()
         await self._map.aclose("startup_nodes")
 
@@ -293,7 +282,7 @@ def open_route(config: RedisTierConfig, clock: Clock) -> Route:
 
 
 class _Credentials(CredentialProvider):
-    """A source of the password for each new connection, because the password may change."""
+    """Reads the password for each new connection, because the password may change."""
 
     def __init__(self, username: str | None, password: SecretStr) -> None:
         self._username = username

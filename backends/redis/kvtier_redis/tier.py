@@ -1,4 +1,4 @@
-"""The Redis tier. Only requests that do not name a chunk, such as ``SCAN``, go through redis-py."""
+"""The Redis tier. It uses redis-py only for requests without a chunk's name, such as ``SCAN``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from kvtier_sdk import (
     CorruptChunkError,
     Entry,
     Locality,
-    Medium,
     OffloadKey,
     RequestContext,
     SecondaryTierManager,
@@ -55,7 +54,6 @@ class RedisTier(SecondaryTierManager):
     """
 
     config_model = RedisTierConfig
-    medium = Medium.STORAGE
     locality = Locality.REMOTE
     capabilities = (
         Capability.DELETE
@@ -85,13 +83,12 @@ class RedisTier(SecondaryTierManager):
 
     async def open(self) -> None:
         clock = self.context.clock
-        connector = Connector(self.config, clock, touches=not self.context.maintenance)
-        self._connector = connector
+        self._connector = Connector(self.config, clock, touches=not self.context.maintenance)
         self._route = open_route(self.config, clock)
         self._opened.push_async_callback(self._route.close)
         self._chunks = Dispatcher(
             self._route,
-            connector.connect,
+            self._connector.connect,
             connections=self.config.connections,
             turn=max(1, _TURN_BYTES // self.context.object_bytes),
             share=1,
@@ -100,7 +97,7 @@ class RedisTier(SecondaryTierManager):
         self._opened.callback(self._chunks.close)
         self._commands = Dispatcher(
             self._route,
-            partial(connector.connect, is_for_chunks=False),
+            partial(self._connector.connect, is_for_chunks=False),
             connections=_COMMAND_CONNECTIONS,
             turn=MOST_AT_ONCE,
             share=MOST_AT_ONCE,
@@ -115,7 +112,7 @@ class RedisTier(SecondaryTierManager):
         except SettingError as error:
             raise ConfigError(str(error)) from None
         except (TierUnavailableError, TierTimeoutError) as error:
-            raise await self._explained(error, connector) from error
+            raise await self._explained(error) from error
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -144,7 +141,6 @@ class RedisTier(SecondaryTierManager):
         return verdicts
 
     async def _mark_young(self, keys: Sequence[OffloadKey], stored_s: float) -> None:
-        """Set the marks of stored chunks; while a mark exists, a use extends the chunk's expiry."""
         # Set marks only after the store. If a store fails, a new mark would let the old chunk
         # outlive its maximum age. A chunk without a mark only expires earlier.
         if not self.config.young_ms:
@@ -158,8 +154,8 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that restores a lost manifest, if the manifest's server gets a chunk."""
-        # The batch must not wait for another server, which holds none of its chunks.
+        """Return a request that restores a lost manifest, if a chunk is stored on its server."""
+        # The batch must not wait for a server that stores none of its chunks.
         name = self._names.manifest
         with suppress(TierError):
             server = self._route.server_of(name)
@@ -286,7 +282,7 @@ class RedisTier(SecondaryTierManager):
         idle_s: Sequence[int | TierError | None] = [None] * len(keys)
         if self.context.maintenance:
             idle_s = await self._numbers(keys, b"OBJECT", b"IDLETIME", or_absent=True)
-        # If STRLEN would count as a use, ask for the key's memory usage instead.
+        # If STRLEN would count as a use, request the key's memory usage instead.
         words = (b"MEMORY", b"USAGE") if self._connector.reads_are_uses else (b"STRLEN",)
         lengths = await self._numbers(keys, *words, or_absent=True)
         now_s = self.context.clock.wall_s()
@@ -325,11 +321,11 @@ class RedisTier(SecondaryTierManager):
         elif error is not None:
             raise error
 
-    async def _explained(self, error: TierError, connector: Connector) -> TierError:
+    async def _explained(self, error: TierError) -> TierError:
         """Return the error to raise for a failed open, with advice if an option can fix it."""
         if not error.retryable:
             return error
-        mismatch = await connector.tls_mismatch()
+        mismatch = await self._connector.tls_mismatch()
         if mismatch is not None:
             return mismatch
         # Suggest a certificate, because a reset can arrive before the alert that requests one.

@@ -174,7 +174,7 @@ async def test_a_server_that_is_still_loading(bench, make_server):
 async def test_too_many_clients(bench, make_server):
     server = make_server().start()
     tier = await bench.open(server.url, connections=4)
-    # redis-py holds the only connection that the server allows, so chunks get no connection.
+    # redis-py uses the only connection that the server allows, so chunks have no connection.
     server.ask("CONFIG", "SET", "maxclients", 1)
     refused = await bench.put(tier, *KEYS)
     assert {type(verdict) for verdict in refused} == {TierUnavailableError}

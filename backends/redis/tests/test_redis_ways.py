@@ -438,7 +438,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     assert await bench.put(tier, *KEYS) == [None] * 120
     cluster.dead.kill()
     if is_new:
-        # Opening must not fail, even if the dead node holds the manifest or is asked for settings.
+        # Opening must not fail, even if the manifest is on the dead node.
         tier = await bench.open(url, ttl="1h")
     there = [key in cluster.kept for key in KEYS]
     for _ in range(3):
@@ -529,7 +529,7 @@ async def test_a_node_that_hangs_is_left(bench, start_cluster, given_up):
 async def test_a_node_that_hangs_delays_no_other(bench, start_cluster, monkeypatch):
     servers = start_cluster(3)
     hung = servers[0]
-    # Make redis-py ask the hung node first for the map, and wait an hour for the reply.
+    # Make redis-py request the map from the hung node first, and wait an hour for the reply.
     monkeypatch.setattr(
         "redis.asyncio.cluster.random.shuffle",
         lambda nodes: nodes.sort(key=lambda node: int(node.port) != hung.port),

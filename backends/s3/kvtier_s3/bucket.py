@@ -12,25 +12,19 @@ from urllib.parse import parse_qs, urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import InvalidRegionError
 from botocore.loaders import create_loader
 from botocore.utils import get_environ_proxies
 
-from kvtier_s3.config import (
-    NAMES_A_USER,
-    NEEDS_TLS,
-    NOT_IN_HEADER,
-    S3TierConfig,
-    fits_in_header,
-)
+from kvtier_s3.config import NAMES_A_USER, NEEDS_TLS, NOT_IN_HEADER, S3TierConfig, fits_in_header
 from kvtier_s3.credentials import CurrentCredentials
 from kvtier_s3.faults import NO_OBJECT, Faults, Refusal, refusal_in
-from kvtier_s3.signing import Credentials
 from kvtier_sdk import Clock, ConfigError, TierAuthError, TierError
 
 # S3's limit on the number of objects in one delete request.
 _DELETE_BATCH = 1000
-# The minimum read timeout for listings and deletions, which take a server longer than loads do.
+# The minimum read timeout for listings and deletions, which are slower than loads.
 _LISTING_TIMEOUT_S = 20.0
 _DEFAULT_REGION = "us-east-1"
 _PORTS = {"http": 80, "https": 443}
@@ -42,7 +36,7 @@ T = TypeVar("T")
 class Place:
     """The address of a bucket. In a URL, an object's name follows ``path``."""
 
-    is_tls: bool
+    scheme: str
     host: str
     port: int
     authority: str
@@ -55,7 +49,7 @@ class Place:
         parts = urlsplit(presigned_url)
         scope = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
         return cls(
-            parts.scheme == "https",
+            parts.scheme,
             parts.hostname or "",
             parts.port or _PORTS[parts.scheme],
             parts.netloc,
@@ -75,7 +69,7 @@ class StoredObject(NamedTuple):
 class Bucket:
     """A bucket, accessed through aiobotocore's client.
 
-    Requests for credentials go to other hosts, and only they use the environment's proxies.
+    Only requests for credentials, which go to other hosts, use the environment's proxies.
     """
 
     #: Set by :meth:`open`.
@@ -121,10 +115,10 @@ class Bucket:
         self.place = Place.of(url, "x")
         if "@" in self.place.authority:
             raise ConfigError(f"option 'endpoint': {NAMES_A_USER}")
-        if config.sse_secret_key is not None and not self.place.is_tls:
+        if config.sse_secret_key is not None and self.place.scheme != "https":
             raise ConfigError(NEEDS_TLS)
-        scheme = "https" if self.place.is_tls else "http"
-        self.faults = Faults(config.bucket, f"{scheme}://{self.place.authority}", self.place.region)
+        server = f"{self.place.scheme}://{self.place.authority}"
+        self.faults = Faults(config.bucket, server, self.place.region)
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -132,18 +126,18 @@ class Bucket:
     @property
     def unused_proxy(self) -> str | None:
         """The name of the proxy variable that the tier ignores; ``None`` if no variable is set."""
-        scheme = "https" if self.place.is_tls else "http"
-        proxies = get_environ_proxies(f"{scheme}://{self.place.authority}")
-        return f"{scheme.upper()}_PROXY" if scheme in proxies else None
+        scheme = self.place.scheme
+        has_proxy = scheme in get_environ_proxies(f"{scheme}://{self.place.authority}")
+        return f"{scheme.upper()}_PROXY" if has_proxy else None
 
-    async def credentials(self) -> Credentials:
+    async def credentials(self) -> ReadOnlyCredentials:
         """Return the current credentials; renew temporary credentials that expire soon."""
         with self.faults.bringing_credentials():
             found = await self._credentials.get_frozen_credentials()
         for name in ("access_key", "secret_key", "token"):
             if not fits_in_header(getattr(found, name) or ""):
                 raise TierAuthError(f"the {name} that was found {NOT_IN_HEADER}")
-        return Credentials(found.access_key, found.secret_key, found.token)
+        return found
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
         """Return the error for a refusal; mark the credentials as suspect after a TierAuthError."""

@@ -57,6 +57,14 @@ _CODES = {
 }
 #: Codes for an absent object. After a write or a listing, they show that the server is not S3.
 NO_OBJECT = frozenset({"NoSuchKey", "NotFound"})
+# Codes for a bucket in another region or at another endpoint.
+_ELSEWHERE = (
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraint",
+    "IncorrectEndpoint",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+)
 # Error classes by code, without the prefix "KMS." and the suffix "Exception".
 _KINDS: dict[str, type[TierError]] = {
     **dict.fromkeys(
@@ -99,16 +107,7 @@ _KINDS: dict[str, type[TierError]] = {
         TierUnavailableError,
     ),
     **dict.fromkeys(
-        (
-            "AuthorizationHeaderMalformed",
-            "IllegalLocationConstraint",
-            "IncorrectEndpoint",
-            "InvalidBucketName",
-            "NoSuchBucket",
-            "PermanentRedirect",
-            "TemporaryRedirect",
-            "XAmzContentSHA256Mismatch",
-        ),
+        (*_ELSEWHERE, "InvalidBucketName", "NoSuchBucket", "XAmzContentSHA256Mismatch"),
         SettingError,
     ),
     # The object is archived.
@@ -123,15 +122,6 @@ _STATUSES: dict[int, type[TierError]] = {
     429: TierUnavailableError,
     507: TierCapacityError,
 }
-_ELSEWHERE = frozenset(
-    {
-        "AuthorizationHeaderMalformed",
-        "IllegalLocationConstraintException",
-        "IncorrectEndpoint",
-        "PermanentRedirect",
-        "TemporaryRedirect",
-    }
-)
 _NO_S3 = (
     "what answers at {server} is not an S3 service, or not at this path; check option 'endpoint'"
 )
@@ -162,7 +152,6 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
             theirs.ParamValidationError,
             theirs.InvalidRegionError,
             theirs.EndpointResolutionError,
-            theirs.InfiniteLoopConfigError,
             theirs.InvalidConfigError,
             theirs.UnknownCredentialError,
             theirs.UnknownEndpointError,
@@ -174,7 +163,6 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
             theirs.NoCredentialsError,
             theirs.PartialCredentialsError,
             theirs.CredentialRetrievalError,
-            theirs.UnauthorizedSSOTokenError,
             theirs.SSOError,
             theirs.TokenRetrievalError,
         ),
@@ -183,40 +171,18 @@ _CLASSES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Except
     ((theirs.ConnectTimeoutError, theirs.ReadTimeoutError, TimeoutError), TierTimeoutError),
     ((theirs.HTTPClientError, theirs.ConnectionError, OSError), TierUnavailableError),
 )
+_OF_CONTENT = (AttributeError, RuntimeError, TypeError, ValueError)
 # botocore does not wrap errors of credential programs and files, such as invalid JSON.
-_OF_CREDENTIALS = (
-    AttributeError,
-    FileNotFoundError,
-    PermissionError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-# botocore raises these for a malformed response.
-_OF_RESPONSES = (
-    AttributeError,
-    LookupError,
-    ResponseParserError,  # does not derive from BotoCoreError
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_OF_CREDENTIALS = (*_OF_CONTENT, FileNotFoundError, PermissionError)
+# botocore raises these for a malformed response. ResponseParserError is not a BotoCoreError.
+_OF_RESPONSES = (*_OF_CONTENT, LookupError, ResponseParserError)
 
 
 def refusal_of(response: Response) -> Refusal:
     text = response.body.decode(errors="replace")
-    return Refusal(
-        response.status,
-        _code(_element(text, "Code"), response.status),
-        _element(text, "Message"),
-        _element(text, "Region") or response.headers.get("x-amz-bucket-region", ""),
-        response.headers.get("date", ""),
-    )
-
-
-def _code(said: str, status: int) -> str:
-    """Return the code that the server sent or, if it sent no code, a code for the status."""
-    return said if said not in ("", str(status)) else _CODES.get(status, str(status))
+    error = {name: _element(text, name) for name in ("Code", "Message", "Region")}
+    metadata = {"HTTPStatusCode": response.status, "HTTPHeaders": response.headers}
+    return refusal_in({"Error": error, "ResponseMetadata": metadata})
 
 
 def _element(text: str, name: str) -> str:
@@ -230,25 +196,26 @@ def refusal_in(response: Mapping[str, Any]) -> Refusal:
     metadata: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = metadata.get("HTTPHeaders", {})
     status: int = metadata.get("HTTPStatusCode", 0)
+    code = str(error.get("Code", ""))
     return Refusal(
         status,
-        _code(str(error.get("Code", "")), status),
+        code if code not in ("", str(status)) else _CODES.get(status, str(status)),
         str(error.get("Message", "")),
         str(error.get("Region", "") or headers.get("x-amz-bucket-region", "")),
         headers.get("date", ""),
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Faults:
-    """A translator of errors, which adds advice about the tier's options."""
+    """Translates errors, and adds advice about the tier's options."""
 
-    def __init__(self, bucket: str, server: str, region: str) -> None:
-        self._bucket = bucket
-        self._server = server
-        self._region = region
+    bucket: str
+    server: str
+    region: str
 
     def error(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        # Remove what services behind S3 add to a code, as in "KMS.ThrottlingException".
+        # Remove the additions of services behind S3, as in "KMS.ThrottlingException".
         word = refusal.code.removeprefix("KMS.").removesuffix("Exception")
         kind = _KINDS.get(word) or _STATUSES.get(refusal.status)
         if kind is None:
@@ -268,18 +235,18 @@ class Faults:
 
     def _advice(self, refusal: Refusal) -> str:
         code, region = refusal.code, refusal.region
-        if code in _ELSEWHERE and region and region != self._region:
+        if code.removesuffix("Exception") in _ELSEWHERE:
+            if region and region != self.region:
+                return (
+                    f"bucket {self.bucket!r} is in region {region!r}, not {self.region!r}; "
+                    f"set option 'region' to {region!r}"
+                )
             return (
-                f"bucket {self._bucket!r} is in region {region!r}, not {self._region!r}; "
-                f"set option 'region' to {region!r}"
-            )
-        if code in _ELSEWHERE:
-            return (
-                f"bucket {self._bucket!r} is not at {self._server} in region {self._region!r}; "
+                f"bucket {self.bucket!r} is not at {self.server} in region {self.region!r}; "
                 "check options 'region' and 'endpoint'"
             )
         time = f", where it is {refusal.date}" if refusal.date else ""
-        return _ADVICE.get(code, "").format(bucket=self._bucket, server=self._server, time=time)
+        return _ADVICE.get(code, "").format(bucket=self.bucket, server=self.server, time=time)
 
     def translate(self, error: Exception) -> Exception:
         if isinstance(error, theirs.ClientError):

@@ -72,7 +72,7 @@ async def request(
 
 
 def _first(size_bytes: int, buffers: Sequence[memoryview]) -> list[memoryview]:
-    """Return the parts of ``buffers`` that hold their first ``size_bytes`` bytes."""
+    """Return views of the first ``size_bytes`` bytes across all buffers."""
     parts = []
     for buffer in buffers:
         parts.append(buffer[:size_bytes])
@@ -84,7 +84,7 @@ async def _receive_body(connection: Connection, length_bytes: int | None) -> byt
     """Receive a body; return ``None`` if it is too long or its length is unknown."""
     if length_bytes is None or length_bytes > _BODY_LIMIT_BYTES:
         return None
-    # Ask for one byte more than the stated length, to notice a body that is too long.
+    # Allow one byte more than the stated length, to detect a body that is too long.
     body = bytearray(length_bytes + 1)
     rest: Sequence[memoryview] = [memoryview(body)]
     while sum(map(len, rest)) > 1:

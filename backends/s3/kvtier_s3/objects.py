@@ -14,13 +14,7 @@ from kvtier_s3.connector import connect, tls_context
 from kvtier_s3.faults import NO_OBJECT, refusal_of
 from kvtier_s3.http import Response, request, request_head
 from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
-from kvtier_sdk import (
-    ChunkNotFoundError,
-    Clock,
-    ConnectionPool,
-    TierError,
-    run_blocking,
-)
+from kvtier_sdk import ChunkNotFoundError, Clock, ConnectionPool, TierError, run_blocking
 
 Buffers = Sequence[bytes | memoryview]
 
@@ -32,7 +26,7 @@ class Objects:
         self, bucket: Bucket, config: S3TierConfig, clock: Clock, logger: logging.Logger
     ) -> None:
         place = bucket.place
-        tls = tls_context(config, bucket.ca_file) if place.is_tls else None
+        tls = tls_context(config, bucket.ca_file) if place.scheme == "https" else None
         self._bucket = bucket
         self._clock = clock
         self._logger = logger
@@ -81,28 +75,18 @@ class Objects:
             )
         return response.length_bytes
 
-    async def write(self, name: str, buffers: Buffers) -> None:
-        """Write an object; replace an existing object."""
-        response = await self._put(name, buffers, self._write_headers)
-        if response.status != 200:
-            raise self._refused(response)
-
-    async def add(self, name: str, buffers: Buffers) -> None:
-        """Write an object, but keep an existing object if the server and the options allow it."""
-        if not self._is_conditional:
-            await self.write(name, buffers)
-            return
-        response = await self._put(name, buffers, self._write_headers | {"if-none-match": "*"})
-        if response.status == 501:
+    async def write(self, name: str, buffers: Buffers, *, replace: bool = True) -> None:
+        """Write an object. Without ``replace``, keep an existing object if that is possible."""
+        is_conditional = self._is_conditional and not replace
+        headers = self._write_headers | ({"if-none-match": "*"} if is_conditional else {})
+        hashed = await run_blocking(_sha256, buffers) if self._signs_payload else UNSIGNED
+        response = await self._ask("PUT", self._at(name), headers, buffers=buffers, hashed=hashed)
+        if is_conditional and response.status == 501:
             self._logger.info("the server knows no conditional put; objects are written over")
             self._is_conditional = False
             await self.write(name, buffers)
-        elif response.status not in (200, 412):
+        elif response.status != 200 and not (is_conditional and response.status == 412):
             raise self._refused(response)
-
-    async def _put(self, name: str, buffers: Buffers, headers: Mapping[str, str]) -> Response:
-        hashed = await run_blocking(_sha256, buffers) if self._signs_payload else UNSIGNED
-        return await self._ask("PUT", self._at(name), headers, buffers=buffers, hashed=hashed)
 
     def _at(self, name: str) -> str:
         return self._path + quote(name, safe="/-._~")

@@ -1,7 +1,7 @@
 """Signs requests about chunks with AWS Signature Version 4.
 
-botocore's signer handles every kind of request, but takes longer than all other work on a request.
-A test compares the signatures of both signers.
+botocore's signer takes longer than all other work on a request. A test compares the signatures of
+both signers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from botocore.credentials import ReadOnlyCredentials
 
 #: Replaces the hash of a payload that the signature does not cover.
 UNSIGNED = "UNSIGNED-PAYLOAD"
@@ -18,14 +19,6 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 EMPTY = hashlib.sha256(b"").hexdigest()
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
-
-
-class Credentials(NamedTuple):
-    """The credentials of a request; only temporary credentials have a token."""
-
-    access_key_id: str
-    secret_access_key: str
-    token: str | None
 
 
 class Signer:
@@ -42,7 +35,7 @@ class Signer:
         query: str,
         headers: Mapping[str, str],
         payload_hash: str,
-        credentials: Credentials,
+        credentials: ReadOnlyCredentials,
         now_s: float,
     ) -> dict[str, str]:
         """Sign a request; return its headers, including the signature."""
@@ -63,10 +56,10 @@ class Signer:
         scope = f"{day}/{self._region}/s3/aws4_request"
         digest = hashlib.sha256(request.encode()).hexdigest()
         text = f"{_ALGORITHM}\n{moment}\n{scope}\n{digest}"
-        key = self._key_of(credentials.secret_access_key, day)
+        key = self._key_of(credentials.secret_key, day)
         signature = _hmac(key, text).hex()
         signed["authorization"] = (
-            f"{_ALGORITHM} Credential={credentials.access_key_id}/{scope}, "
+            f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
             f"SignedHeaders={listed}, Signature={signature}"
         )
         return signed

@@ -49,17 +49,13 @@ class Sweeper:
         started_ms = int(context.clock.wall_s() * 1000)
         self._signatures = f"{names.root}sweepers/"
         self._signature = f"{self._signatures}{started_ms:013x}-{uuid.uuid4().hex}"
-        self._task: asyncio.Task[None] | None = None
         self._has_signed = False
-
-    def start(self) -> None:
-        self._task = self._context.clock.spawn(self._run(), name="sweeper")
+        self._task = context.clock.spawn(self._run(), name="sweeper")
 
     async def close(self) -> None:
         """Stop, and delete the signature, so that another process takes over at once."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._task.cancel()
+        await asyncio.wait([self._task])
         if self._has_signed:
             with suppress(TierError, TimeoutError):
                 async with self._context.clock.timeout(_SIGN_OFF_S):

@@ -20,7 +20,6 @@ from kvtier_sdk import (
     ConfigError,
     Entry,
     Locality,
-    Medium,
     ObjectNames,
     OffloadKey,
     RequestContext,
@@ -47,7 +46,6 @@ class S3Tier(ChunkTierManager):
     """
 
     config_model = S3TierConfig
-    medium = Medium.STORAGE
     locality = Locality.REMOTE
     capabilities = Capability.DELETE | Capability.SCAN | Capability.NAMESPACES
     contract_version: ClassVar[int] = 1
@@ -84,7 +82,6 @@ class S3Tier(ChunkTierManager):
         if is_engines:
             sweeper = Sweeper(self.config, context, self._bucket, self._objects, self._names)
             self._opened.push_async_callback(sweeper.close)
-            sweeper.start()
 
     async def close(self) -> None:
         await self._opened.aclose()
@@ -106,12 +103,12 @@ class S3Tier(ChunkTierManager):
         return await self._objects.has(self._names.of(key))
 
     async def store_chunk(self, transfer: Transfer) -> None:
-        put = self._objects.write if transfer.replace else self._objects.add
-        await put(self._names.of(transfer.key), transfer.buffers)
+        name = self._names.of(transfer.key)
+        await self._objects.write(name, transfer.buffers, replace=transfer.replace)
         if self.context.clock.now_s() >= self._manifest_due_s:
             self._put_manifest_off()
             with suppress(TierError):
-                await self._objects.add(self._names.manifest, [self._manifest])
+                await self._objects.write(self._names.manifest, [self._manifest], replace=False)
 
     async def load_chunk(self, transfer: Transfer) -> None:
         name = self._names.of(transfer.key)

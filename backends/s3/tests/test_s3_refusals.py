@@ -151,7 +151,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     # ``replace`` is set for a chunk that failed to load, so the store is unconditional.
     assert await tier.store([bench.full(KEYS[0], replace=True)]) == [None]
     assert "if-none-match" not in scripted.requests[-1].headers
-    # The second request wrote the manifest, which an opening overwrites.
+    # The second request wrote the manifest, which each open overwrites.
     assert "if-none-match" not in scripted.requests[1].headers
 
 

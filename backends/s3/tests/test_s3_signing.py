@@ -2,11 +2,11 @@ import datetime
 
 import botocore.auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials as Theirs
+from botocore.credentials import Credentials, ReadOnlyCredentials
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvtier_s3.signing import EMPTY, UNSIGNED, Credentials, Signer
+from kvtier_s3.signing import EMPTY, UNSIGNED, Signer
 
 WORDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=30)
 PATHS = st.sampled_from(["/", "/kv", "/kv/a/b.kv", "/kv/a%20b/%C3%BC%2B%25.kv", "/a//b/../c"])
@@ -19,7 +19,7 @@ HEADERS = st.dictionaries(
 def theirs(method, path, query, headers, hashed, credentials, now_s) -> str:
     url = f"http://h:9000{path}" + (f"?{query}" if query else "")
     request = AWSRequest(method, url, headers={**headers, "x-amz-content-sha256": hashed})
-    signer = botocore.auth.S3SigV4Auth(Theirs(*credentials), "s3", "eu-west-1")
+    signer = botocore.auth.S3SigV4Auth(Credentials(*credentials), "s3", "eu-west-1")
     signer.payload = lambda request: hashed
     # Truncate first, because fromtimestamp rounds to a microsecond and can reach the next second.
     moment = datetime.datetime.fromtimestamp(int(now_s), datetime.UTC)
@@ -42,10 +42,10 @@ def theirs(method, path, query, headers, hashed, credentials, now_s) -> str:
     QUERIES,
     HEADERS,
     st.sampled_from([EMPTY, UNSIGNED]),
-    st.builds(Credentials, WORDS, WORDS, st.none() | WORDS),
+    st.builds(ReadOnlyCredentials, WORDS, WORDS, st.none() | WORDS),
     st.floats(0, 4e9),
 )
-@example("GET", "/", "", {}, EMPTY, Credentials("0", "0", None), 1.9999995231628418)
+@example("GET", "/", "", {}, EMPTY, ReadOnlyCredentials("0", "0", None), 1.9999995231628418)
 def test_our_signatures_are_botocores(method, path, query, headers, hashed, credentials, now_s):
     signer = Signer("h:9000", "eu-west-1")
     expected = theirs(method, path, query, headers, hashed, credentials, now_s)
@@ -56,9 +56,9 @@ def test_our_signatures_are_botocores(method, path, query, headers, hashed, cred
 
 
 def test_a_key_is_remembered_for_its_day_and_secret_only():
-    ours, known = Credentials("id", "one", None), Credentials("id", "two", None)
+    ours = ReadOnlyCredentials("id", "one", None)
     signer = Signer("h:9000", "eu-west-1")
-    for credentials in (ours, known, ours):
+    for credentials in (ours, ReadOnlyCredentials("id", "two", None), ours):
         for now_s in (0.0, 86_400.0):
             signed = signer.headers("GET", "/", "", {}, EMPTY, credentials, now_s)
             assert signed["authorization"] == theirs("GET", "/", "", {}, EMPTY, credentials, now_s)

@@ -67,16 +67,13 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """An LMCache task, with one part for each tier that its objects belong to.
-
-    The caller of a deletion waits for the event ``ended``. LMCache polls for all other tasks.
-    """
+    """An LMCache task, with one part for each tier of its objects."""
 
     task_id: int
     operation: Operation
     keys: Sequence[ObjectKey]
     succeeded: list[bool]
-    ended: threading.Event | None = None
+    ended: threading.Event | None = None  # for the caller of a deletion; LMCache polls other tasks
     open_parts: int = 0
     moved_bytes: int = 0
 
@@ -85,7 +82,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """A tier of any installed backend, for LMCache's multiprocess mode.
 
     Each layout of each model's objects has its own namespace and client, opened when LMCache first
-    names the layout. Transfers read and write LMCache's L1 memory directly.
+    uses the layout. Transfers read and write LMCache's L1 memory directly.
 
     LMCache reuses an object's memory as soon as the adapter reports that the object's task is done.
     So the adapter reports a load or a store only when its I/O has ended. If a backend hangs in a
@@ -112,9 +109,9 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._task_ids = itertools.count()
         self._done: dict[Operation, dict[int, _Task]] = {_LOOKUP: {}, _LOAD: {}, _STORE: {}}
         self._tiers: dict[tuple[str, ObjectLayout], ModelTier | None] = {}
-        # The layout by model, rank and group, for lookups in which LMCache gives no layout.
+        # The layout by model, rank and group, because some of LMCache's lookups have no layout.
         self._layouts: dict[tuple[str, int, int], ObjectLayout] = {}
-        # The tenants' salts by their digests. Keys contain the digests.
+        # The tenants' salts by digest, because keys contain only the digests.
         self._salts: dict[bytes, str] = {}
         with ExitStack() as stack:
             self._memory = l1_memory(l1_memory_desc)
@@ -201,7 +198,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that the tier reports, or else the bytes that LMCache has counted."""
+        """Return the usage that the tier reports or, without a report, LMCache's own count."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
@@ -336,8 +333,8 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)
-            # An ObjectKey needs the salt itself. Skip an object whose salt no request has used
-            # here: this LMCache holds none of that tenant's objects.
+            # An ObjectKey needs the salt itself. Skip objects with an unknown salt, because this
+            # LMCache has no objects of that tenant.
             if salt in self._salts:
                 objects.append(ObjectKey(chunk_hash, model, rank, group, self._salts[salt]))
                 sizes.append(size_bytes if (key in counted) is removed else 0)

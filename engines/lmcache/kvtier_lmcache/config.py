@@ -11,7 +11,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from kvtier_sdk import ConfigError, TierSpec
 from kvtier_sdk.engine import AdapterOptions, Place
 
-#: The key in LMCache's configuration that holds the options. Error messages begin with the key.
+#: The key of kvtier's options in LMCache's configuration. Error messages begin with the key.
 ADAPTER_PARAMS = Place("adapter_params")
 _FP8 = "float8_e4m3fn"
 
@@ -22,7 +22,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
     Attributes:
         tier: the tier that stores the objects.
         options: the adapter's options in ``adapter_params``, apart from the tier's.
-        serde: the serialization that LMCache applies to objects before a store, if there is any.
+        serde: the serialization that LMCache applies to objects before a store, if any.
     """
 
     def __init__(self, tier: TierSpec, options: AdapterOptions, serde: str | None = None) -> None:

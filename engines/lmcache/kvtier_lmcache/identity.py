@@ -52,14 +52,13 @@ def _layout(
 def namespace_of(model: str, layout: ObjectLayout, declared: Mapping[str, Any]) -> Namespace:
     release = ".".join(version("lmcache").split(".")[:2])
     tensors = [[dtype, list(shape)] for dtype, shape in layout.tensors]
-    # Drop a serde's name, which precedes the dtype. kvtier's codec supports only a single dtype.
+    # Drop a serde's name, which precedes the dtype, because kvtier's codec needs the bare dtype.
     dtype = ", ".join(sorted({dtype.rpartition(" ")[2] for dtype, _ in layout.tensors}))
     facts = {"engine": f"lmcache {release}", "model": model, "dtype": dtype, "tensors": tensors}
     return Namespace({**declared, **facts})
 
 
 def offload_key(key: ObjectKey) -> OffloadKey:
-    """Build the key of an object from its chunk hash, rank, salt and group."""
     rank = key.kv_rank.to_bytes(_RANK_BYTES, "big")
     return make_offload_key(
         key.chunk_hash + rank + salt_digest(key.cache_salt), key.object_group_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from kvtier_sdk import ConfigError, TierSpec
 from kvtier_sdk.engine import AdapterOptions, Place
@@ -14,25 +14,13 @@ _TIER = "tier"
 _ZERO_COPY = "interface_v1"
 
 
-class StorageConfig(NamedTuple):
-    """The configuration of a storage backend.
-
-    Attributes:
-        zero_copy: true if SGLang passes pages as indices into its host pool.
-    """
-
-    tier: TierSpec
-    options: AdapterOptions
-    zero_copy: bool
-
-    @classmethod
-    def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
-        """Read option ``tier`` of SGLang's table: a tier's URL, or a table of its options."""
-        extra_config = extra_config or {}
-        given = extra_config.get(_TIER)
-        if given is None:
-            raise ConfigError(
-                f'{_EXTRA_CONFIG} option {_TIER!r} is missing: "{_TIER}": "file:///data/kv"'
-            )
-        tier, options = AdapterOptions.read(given, _EXTRA_CONFIG.at(_TIER))
-        return cls(tier, options, bool(extra_config.get(_ZERO_COPY)))
+def read_config(extra_config: Mapping[str, Any] | None) -> tuple[TierSpec, AdapterOptions, bool]:
+    """Return the tier, the adapter's options, and true if SGLang passes page indices."""
+    extra_config = extra_config or {}
+    given = extra_config.get(_TIER)
+    if given is None:
+        raise ConfigError(
+            f'{_EXTRA_CONFIG} option {_TIER!r} is missing: "{_TIER}": "file:///data/kv"'
+        )
+    tier, options = AdapterOptions.read(given, _EXTRA_CONFIG.at(_TIER))
+    return tier, options, bool(extra_config.get(_ZERO_COPY))

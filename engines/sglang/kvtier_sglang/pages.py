@@ -17,8 +17,8 @@ _STAGING_BYTES = 128 << 20
 #: The maximum number of pages that SGLang moves in one call.
 _MOST_PAGES = 128
 
-#: A function that moves pages, given their positions in SGLang's call and the slots of all parts in
-#: page order. For each page it returns true if all parts of the page were moved.
+#: A function that moves pages. It gets their positions in SGLang's call, and the slots of all parts
+#: in page order. It returns true for each page whose parts were all moved.
 Move: TypeAlias = Callable[[range, Sequence[int]], list[bool]]
 
 
@@ -40,7 +40,7 @@ class Pages(ABC):
 
     @abstractmethod
     def move(self, operation: Operation, indices: torch.Tensor, move: Move) -> list[bool]:
-        """Move pages between the host pool and a tier; return true for each page that was moved."""
+        """Move pages between the host pool and a tier; return true for each moved page."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The tier of one host pool. SGLang passes page hashes and waits for the pages' verdicts."""
+"""The tier of one host pool, with blocking calls for SGLang's threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _request_ids = itertools.count()
 
 
 class PoolTier:
-    """A tier for the pages of one SGLang host pool. Thread-safe; each call blocks.
+    """A tier for the pages of one SGLang host pool. Thread-safe.
 
     A call returns only when its I/O has ended, because SGLang reuses the pages afterwards.
     """
@@ -31,7 +31,7 @@ class PoolTier:
         self._identity = identity
 
     def exist(self, hashes: Sequence[str]) -> list[bool]:
-        """Return one boolean per page: true if the tier has it. All are false after a timeout."""
+        """Return true for each page that the tier has; all are false after a timeout."""
         return self._run(Operation.LOOKUP, hashes, [])
 
     def move(

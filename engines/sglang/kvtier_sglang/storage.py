@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 
 from kvtier_sdk import Operation, SystemClock, TierStats, metric_samples, serve_metrics
 from kvtier_sdk.engine import EventPublisher, ModelTier, announce_blocks
-from kvtier_sglang.config import StorageConfig
+from kvtier_sglang.config import read_config
 from kvtier_sglang.identity import PageIdentity
 from kvtier_sglang.pages import PlacedPages, pages_of
 from kvtier_sglang.pool_tier import PoolTier
@@ -59,7 +59,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any] | None = None
     ) -> None:
         self._config = storage_config
-        self._spec, self._options, self._zero_copy = StorageConfig.read(storage_config.extra_config)
+        self._spec, self._options, self._zero_copy = read_config(storage_config.extra_config)
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._tiers: dict[str, PoolTier] = {}

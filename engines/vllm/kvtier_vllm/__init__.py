@@ -1,7 +1,7 @@
 """kvtier under vLLM's offloading connector, enabled through vLLM's configuration.
 
-A class is imported only when vLLM asks for its name. vLLM imports this package in every process to
-find the plugin, even if the process offloads nothing.
+Each class is imported at its first use, because vLLM imports this package in every process to find
+the plugin, even if the process offloads nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "KVTierSecondaryTier",
 ]
 
-#: For each public class, the module of this package that defines the class.
+#: The module that defines each public class.
 HOMES = {
     "KVTierCachePolicy": "cache_policy",
     "KVTierCPUTieringSpec": "cpu_tiering",

@@ -12,7 +12,7 @@ from xxhash import xxh3_128_digest
 
 from kvtier_sdk import ConfigError, OffloadKey, make_offload_key
 
-#: The facts of a namespace that, with the tokens, determine the keys.
+#: The namespace's facts that determine the keys for given tokens.
 _FACTS = ("hash_algorithm", "hash_seed", "tokens_per_hash", "blocks_per_chunk", "groups")
 
 
@@ -51,7 +51,7 @@ def chunk_keys(
 def _keys_of_group(
     hashes: Sequence[bytes], index: int, tokens_per_block: int, facts: Mapping[str, Any]
 ) -> list[OffloadKey]:
-    # A chunk's key holds the hash of the chunk's last block.
+    # A chunk's key contains the hash of the chunk's last block.
     step = tokens_per_block * facts["blocks_per_chunk"] // facts["tokens_per_hash"]
     return [make_offload_key(one, index) for one in hashes[step - 1 :: step]]
 

@@ -15,7 +15,7 @@ from kvtier_vllm.translate import request_context
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
-#: True if vLLM reports a running request's chunks (since 0.33), not only an ended request's.
+#: True if vLLM reports accesses while a request runs (since 0.33), not only at its end.
 TELLS_ACCESSES = hasattr(CachePolicy, "on_request_access")
 
 
@@ -47,7 +47,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
         self._running: dict[str, _Request] = {}
         # Chunks not yet reported to the policy, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
-        # Chunks that vLLM 0.32 is about to insert, because its insert() does not name the request.
+        # The request of each chunk about to be inserted; vLLM 0.32 does not pass it to insert().
         self._offered: dict[OffloadKey, _Request] = {}
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
@@ -90,8 +90,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         self._offered.update(dict.fromkeys(keys, self._request(req_context)))
 
-    def on_request_access(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        self.touch(keys, req_context)
+    on_request_access = touch
 
     def on_request_finished(
         self,

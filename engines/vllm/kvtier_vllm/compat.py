@@ -35,10 +35,7 @@ ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
-#: Names of the attributes that mark vLLM's methods as wrapped.
-_CHECKS = "checks_kvtier"
-_TELLS = "tells_kvtier"
-_SHORTENS = "shortens_kvtier"
+_WRAPPED = "wrapped_by_kvtier"
 
 #: kvtier's totals that vLLM's log line about transfers shows.
 _LOGGED = tuple(
@@ -47,6 +44,11 @@ _LOGGED = tuple(
         *("hit_chunks", "misses", "saved_tokens"),
         *("stored_object_bytes", "loaded_object_bytes", "failed_chunks"),
     )
+)
+
+_UNTOLD_STOPS = (
+    "this vLLM does not tell why answers end (%s), so the pool's policy expects the next turn "
+    "equally soon after each of them"
 )
 
 _log = logging.getLogger("kvtier.vllm")
@@ -62,7 +64,6 @@ def release() -> str:
 
 @functools.cache
 def warn_if_untried() -> None:
-    """Warn once if kvtier was not tested with this release of vLLM."""
     if release() not in TRIED:
         _log.warning(
             "this is vLLM %s; kvtier was tested with %s, and this release may differ from them",
@@ -85,12 +86,26 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
     return found
 
 
+def _wrap(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Replace vLLM's function by ``call(function, *arguments)``; a second call does nothing."""
+    function = getattr(owner, name)
+    if vars(function).get(_WRAPPED):
+        return
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return call(function, *args, **kwargs)
+
+    vars(wrapper)[_WRAPPED] = True
+    setattr(owner, name, wrapper)
+
+
 def tell_blocks(
     events_config: Any, describe: Callable[[OffloadKey, Callable[[], Any]], None]
-) -> Callable[[], None]:
-    """Report each chunk that vLLM stores or finds, with a function for its blocks' metadata.
+) -> Callable[[], object]:
+    """Call ``describe`` for each stored or found chunk until the returned function is called.
 
-    ``events_config`` is the engine's events configuration. Return a function that ends the reports.
+    ``describe`` gets the chunk's key, and a function that makes its blocks' metadata.
     """
     # Wrap these methods, because only they have both a chunk and the request with its tokens.
     try:
@@ -98,35 +113,32 @@ def tell_blocks(
             OffloadingEventsTracker as Tracker,
         )
 
-        records = {name: getattr(Tracker, name) for name in ("record_store", "record_lookup")}
-        build = Tracker._build_event_metadata
+        tell_and_record = functools.partial(_tell_and_record, Tracker._build_event_metadata)
+        for name in ("record_store", "record_lookup"):
+            _wrap(Tracker, name, tell_and_record)
     except (ImportError, AttributeError) as error:
         _log.warning("routers are not told of this vLLM's tokens: %s", error)
         return lambda: None
-    for name, record in records.items():
-        if not vars(record).get(_TELLS):
-            setattr(Tracker, name, _tell_and(record, build))
     _described[id(events_config)] = describe
-
-    def end() -> None:
-        _described.pop(id(events_config), None)
-
-    return end
+    return lambda: _described.pop(id(events_config), None)
 
 
-def _tell_and(record: Callable[..., None], build: Callable[..., Any]) -> Callable[..., None]:
-    @functools.wraps(record)
-    def tell_and_record(self: Any, request: Any, group: Any, index: int, key: OffloadKey) -> None:
-        tell = _described.get(id(self.config))
-        if tell is not None and group.sliding_window_size_in_chunks is None:
-            try:
-                tell(key, lambda: build(self, request, group, index))
-            except (AttributeError, AssertionError, KeyError, TypeError) as error:
-                _warn_of_untold_chunks(repr(error))
-        record(self, request, group, index, key)
-
-    vars(tell_and_record)[_TELLS] = True
-    return tell_and_record
+def _tell_and_record(
+    build: Callable[..., Any],
+    record: Callable[..., None],
+    tracker: Any,
+    request: Any,
+    group: Any,
+    index: int,
+    key: OffloadKey,
+) -> None:
+    tell = _described.get(id(tracker.config))
+    if tell is not None and group.sliding_window_size_in_chunks is None:
+        try:
+            tell(key, lambda: build(tracker, request, group, index))
+        except (AttributeError, AssertionError, KeyError, TypeError) as error:
+            _warn_once("routers are not told of some chunks: %s", repr(error))
+    record(tracker, request, group, index, key)
 
 
 def tell_stops() -> None:
@@ -137,27 +149,23 @@ def tell_stops() -> None:
             OffloadingConnectorScheduler as Scheduler,
         )
 
-        finish = Scheduler.request_finished
+        _wrap(Scheduler, "request_finished", _tell_and_finish)
     except (ImportError, AttributeError) as error:
-        _warn_of_untold_stops(str(error))
-        return
-    if vars(finish).get(_TELLS):
-        return
+        _warn_once(_UNTOLD_STOPS, str(error))
 
-    @functools.wraps(finish)
-    def tell_and_finish(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        note = getattr(getattr(self, "manager", None), "note_stop", None)
-        if note is not None:
-            try:
-                stop = _stop_of(request)
-                if stop is not None:
-                    note(request.request_id, stop)
-            except AttributeError as error:
-                _warn_of_untold_stops(str(error))
-        return finish(self, request, *args, **kwargs)
 
-    vars(tell_and_finish)[_TELLS] = True
-    Scheduler.request_finished = tell_and_finish
+def _tell_and_finish(
+    finish: Callable[..., Any], scheduler: Any, request: Any, *args: Any, **kwargs: Any
+) -> Any:
+    note = getattr(getattr(scheduler, "manager", None), "note_stop", None)
+    if note is not None:
+        try:
+            stop = _stop_of(request)
+            if stop is not None:
+                note(request.request_id, stop)
+        except AttributeError as error:
+            _warn_once(_UNTOLD_STOPS, str(error))
+    return finish(scheduler, request, *args, **kwargs)
 
 
 class _TraceHeaders(dict[str, str]):
@@ -166,27 +174,21 @@ class _TraceHeaders(dict[str, str]):
 
 def tell_traces() -> None:
     """Store each request's trace headers in the connector's context of the request."""
-    # The context lacks the headers, and this function is the only one that has both.
+    # Wrap this function, because only it has both the context and the headers.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
 
-        make = scheduler._create_req_context
+        _wrap(scheduler, "_create_req_context", _make_and_tell)
     except (ImportError, AttributeError) as error:
-        _warn_of_untold_traces(str(error))
-        return
-    if vars(make).get(_TELLS):
-        return
+        _warn_once("spans do not join the traces of this vLLM's requests: %s", str(error))
 
-    @functools.wraps(make)
-    def make_and_tell(request: Any, *args: Any, **kwargs: Any) -> Any:
-        made = make(request, *args, **kwargs)
-        headers = getattr(request, "trace_headers", None)
-        if headers:
-            made.set_state(_TraceHeaders(headers))
-        return made
 
-    vars(make_and_tell)[_TELLS] = True
-    scheduler._create_req_context = make_and_tell
+def _make_and_tell(make: Callable[..., Any], request: Any, *args: Any, **kwargs: Any) -> Any:
+    made = make(request, *args, **kwargs)
+    headers = getattr(request, "trace_headers", None)
+    if headers:
+        made.set_state(_TraceHeaders(headers))
+    return made
 
 
 def trace_headers(req_context: ReqContext) -> Mapping[str, str]:
@@ -197,23 +199,18 @@ def trace_headers(req_context: ReqContext) -> Mapping[str, str]:
 
 def shorten_log() -> None:
     """Show only six of kvtier's hundreds of series in vLLM's log line about transfers."""
-    reduce = OffloadingConnectorStats.reduce
-    if vars(reduce).get(_SHORTENS):
-        return
+    _wrap(OffloadingConnectorStats, "reduce", _reduce_and_shorten)
 
-    @functools.wraps(reduce)
-    def reduce_and_shorten(self: Any) -> dict[str, int | float]:
-        line: dict[str, int | float] = {}
-        for series, value in reduce(self).items():
-            name, _, _ = series.partition(":")
-            if not series.startswith("kvtier_"):
-                line[series] = value
-            elif name in _LOGGED and value:
-                line[name] = line.get(name, 0) + value
-        return line
 
-    vars(reduce_and_shorten)[_SHORTENS] = True
-    OffloadingConnectorStats.reduce = reduce_and_shorten
+def _reduce_and_shorten(reduce: Callable[..., Any], stats: Any) -> dict[str, int | float]:
+    line: dict[str, int | float] = {}
+    for series, value in reduce(stats).items():
+        name, _, _ = series.partition(":")
+        if not series.startswith("kvtier_"):
+            line[series] = value
+        elif name in _LOGGED and value:
+            line[name] = line.get(name, 0) + value
+    return line
 
 
 def _stop_of(request: Any) -> str | None:
@@ -228,22 +225,8 @@ def _stop_of(request: Any) -> str | None:
 
 
 @functools.cache
-def _warn_of_untold_chunks(why: str) -> None:
-    _log.warning("routers are not told of some chunks: %s", why)
-
-
-@functools.cache
-def _warn_of_untold_stops(why: str) -> None:
-    _log.warning(
-        "this vLLM does not tell why answers end (%s), so the pool's policy expects the next turn "
-        "equally soon after each of them",
-        why,
-    )
-
-
-@functools.cache
-def _warn_of_untold_traces(why: str) -> None:
-    _log.warning("spans do not join the traces of this vLLM's requests: %s", why)
+def _warn_once(message: str, why: str) -> None:
+    _log.warning(message, why)
 
 
 def check_engine_configs(check: Callable[[Any], None]) -> None:
@@ -252,24 +235,19 @@ def check_engine_configs(check: Callable[[Any], None]) -> None:
     module = sys.modules.get("vllm.engine.arg_utils")
     if module is None:
         return  # a process without this module does not configure an engine
-    make = getattr(module.EngineArgs, "create_engine_config", None)
-    if make is None:
-        _log.warning(
-            "cannot hook into this vLLM's configuration: kvtier's options are checked only after "
-            "the model has loaded"
-        )
-        return
-    if vars(make).get(_CHECKS):
-        return
 
-    @functools.wraps(make)
-    def make_and_check(*args: Any, **kwargs: Any) -> Any:
+    def make_and_check(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
         check(made)
         return made
 
-    vars(make_and_check)[_CHECKS] = True
-    module.EngineArgs.create_engine_config = make_and_check
+    try:
+        _wrap(module.EngineArgs, "create_engine_config", make_and_check)
+    except AttributeError:
+        _log.warning(
+            "cannot hook into this vLLM's configuration: kvtier's options are checked only after "
+            "the model has loaded"
+        )
 
 
 def runs_here(vllm_config: Any) -> bool:
@@ -341,7 +319,7 @@ def actual_hash() -> tuple[str, bytes] | None:
     source = kv_cache_utils.get_none_hash_seed()
     for name in _HASH_ALGORITHMS:
         # Skip algorithms whose package is missing.
-        with contextlib.suppress(ImportError, ModuleNotFoundError, ValueError):
+        with contextlib.suppress(ImportError, ValueError):
             if get_hash_fn_by_name(name)(source) == seed:
                 return name, bytes(seed)
     return "unknown", bytes(seed)

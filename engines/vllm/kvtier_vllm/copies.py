@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
-from kvtier_sdk import ConfigError, HostPool
+from kvtier_sdk import ConfigError
 from kvtier_sdk.engine import DeviceBlocks, KVGroup, KVTensor, OffloadWorker
 from kvtier_vllm.compat import computation
 
@@ -93,28 +93,6 @@ class KVTierOffloadingWorker(OffloadingWorker):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._worker.shutdown()
         self._on_shutdown()
-
-
-def worker_over_region(
-    kv_caches: CanonicalKVCaches, region: Any, blocks_per_chunk: int, *, canonical: bool
-) -> KVTierOffloadingWorker:
-    if canonical:
-        slots = region.base_tensor.view(region.num_chunks, -1)
-    else:
-        page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
-        slots = region.create_next_worker_view(page_bytes * blocks_per_chunk)
-    return KVTierOffloadingWorker(
-        kv_caches, slots, blocks_per_chunk, region.cleanup, canonical=canonical
-    )
-
-
-def worker_over_pool(
-    kv_caches: CanonicalKVCaches, pool: HostPool, blocks_per_chunk: int, *, canonical: bool
-) -> KVTierOffloadingWorker:
-    slots = pool.part(0 if canonical else pool.worker or 0)
-    return KVTierOffloadingWorker(
-        kv_caches, slots, blocks_per_chunk, pool.close, canonical=canonical
-    )
 
 
 def refuse_uncertified(kv_caches: CanonicalKVCaches, config: OffloadingConfig) -> None:

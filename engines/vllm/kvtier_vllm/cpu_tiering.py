@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvtier_vllm.copies import refuse_uncertified, worker_over_region
+from kvtier_vllm.copies import KVTierOffloadingWorker, refuse_uncertified
 from kvtier_vllm.identity import slot_layout
 from kvtier_vllm.region import JoinedRegion, enter, refuse_absent
 
@@ -31,7 +31,7 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # closing() does not end the membership, because vLLM's region keeps the file open.
+                # Closing the lease keeps the membership, because vLLM's region has the file open.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())
@@ -58,7 +58,12 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            self._worker = worker_over_region(
-                kv_caches, region, self.blocks_per_chunk, canonical=canonical
+            if canonical:
+                slots = region.base_tensor.view(region.num_chunks, -1)
+            else:
+                page_bytes = sum(cache.page_size_bytes for cache in kv_caches.tensors)
+                slots = region.create_next_worker_view(page_bytes * self.blocks_per_chunk)
+            self._worker = KVTierOffloadingWorker(
+                kv_caches, slots, self.blocks_per_chunk, region.cleanup, canonical=canonical
             )
         return self._worker

@@ -72,7 +72,7 @@ class Identity:
 
 
 def slot_layout(config: OffloadingConfig, *, ours: bool) -> str:
-    """Return the slot layout of our worker if ``ours``, else of vLLM's worker."""
+    """Return the slot layout of our worker or, without ``ours``, of vLLM's worker."""
     return OUR_SLOTS if ours and not config.canonical_layout else THEIR_SLOTS
 
 
@@ -113,7 +113,7 @@ def _parallelism(config: OffloadingConfig) -> object:
 
 
 def _is_attention(config: OffloadingConfig) -> bool:
-    """Return true if all layers hold keys and values, and so have the model's dtype.
+    """Return true if all layers cache keys and values, whose dtype is the model's.
 
     A state-space layer or a sparse model's indexer has another dtype, which vLLM does not report.
     """

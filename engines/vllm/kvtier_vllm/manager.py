@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vllm.v1.kv_offload.base import LookupResult as EngineLookupResult
-from vllm.v1.kv_offload.base import (
-    OffloadingManager,
-    OffloadPolicy,
-    PrepareStoreOutput,
-    RequestOffloadingContext,
-    TierFilter,
-)
+from vllm.v1.kv_offload.base import OffloadingManager, PrepareStoreOutput, TierFilter
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -42,8 +36,8 @@ from kvtier_vllm.translate import (
     cache_hit_source,
     chunk_note,
     engine_event,
-    engine_locality,
-    engine_medium,
+    engine_place,
+    offloading_context,
     request_context,
 )
 
@@ -55,6 +49,7 @@ if TYPE_CHECKING:
         LoadStoreSpec,
         OffloadingEvent,
         ReqContext,
+        RequestOffloadingContext,
         ScheduleEndContext,
     )
 
@@ -66,16 +61,11 @@ MakeManager: TypeAlias = Callable[
     [Namespace, Sequence[TierSpec], bool], AbstractContextManager[TieringManager]
 ]
 
-_RESULTS = {
-    LookupResult.HIT: EngineLookupResult.HIT,
-    LookupResult.MISS: EngineLookupResult.MISS,
-    LookupResult.HIT_PENDING: EngineLookupResult.HIT_PENDING,
-    LookupResult.RETRY: EngineLookupResult.RETRY,
-}
+_RESULTS = {result: EngineLookupResult[result.name] for result in LookupResult}
 #: Interval between counts of the host pool's slots.
 _USAGE_INTERVAL_S = 1.0
-#: The steps that kvtier requests after its last work: that work may end as late as the first step,
-#: and vLLM reads the metrics in the second.
+#: The steps that kvtier requests after its last work. The work may end during the first step, and
+#: vLLM reads the metrics in the second.
 _STEPS_TO_TELL = 2
 
 
@@ -137,7 +127,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._feed = StatsFeed()
         self._step = 0
         self._usage_due_s = 0.0
-        # Number of further steps in which vLLM must still read the metrics of the last work.
+        # The further steps that vLLM needs to read the metrics of the last work.
         self._steps_to_tell = 0
         # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
         self._reset_steps = 0
@@ -162,11 +152,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
-        return RequestOffloadingContext(
-            policy=OffloadPolicy.REQUEST_LEVEL
-            if self._whole_requests
-            else OffloadPolicy.CHUNK_LEVEL
-        )
+        return offloading_context(whole_requests=self._whole_requests)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._steps_to_tell = _STEPS_TO_TELL
@@ -310,13 +296,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         wanted = req_context.load_tier_filter
         if wanted is TierFilter.ALL:
             return None
-        return [
-            tier.name
-            for tier in self._tiers
-            if wanted.allows(
-                engine_medium(tier.tier_class.medium), engine_locality(tier.tier_class.locality)
-            )
-        ]
+        return [tier.name for tier in self._tiers if wanted.allows(*engine_place(tier.tier_class))]
 
     def _settle(self) -> None:
         """Reopen the tiers once the namespace is certain, if the expected namespace was wrong."""

@@ -51,7 +51,7 @@ def _definition(metric: Metric) -> OffloadingMetricMetadata:
 
 
 class StatsFeed:
-    """A converter from running totals to the increments that vLLM expects."""
+    """Converts running totals to the increments that vLLM expects."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, tuple[str, ...]], float | HistogramValue] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvtier_sdk import ConfigError
 
-#: A pattern for the path of a model's revision in the cache of the Hugging Face hub.
+#: The path of a model's revision in the cache of the Hugging Face hub.
 _SNAPSHOT = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 
 _CONFIGS = ("config.json", "params.json")

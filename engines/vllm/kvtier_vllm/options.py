@@ -19,7 +19,7 @@ CLASS_TYPE = "KVTierSecondaryTier"
 # Options of a tier's entry that vLLM's own manager reads.
 _ENGINE_TIER_OPTIONS = ("type", "module_path", "backpressure")
 _TIERS = "secondary_tiers"
-#: The key in vLLM's configuration that holds kvtier's options. Error messages begin with the key.
+#: The key of kvtier's options in vLLM's configuration. Error messages begin with the key.
 EXTRA_CONFIG = Place("kv_connector_extra_config")
 
 
@@ -116,8 +116,8 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     pool_bytes: BytesOrShare | None = Field(None, alias="cpu_bytes_to_use", gt=0)
     policy: str = Field("returns", alias="eviction_policy")
-    #: The entries as the operator wrote them, or as :meth:`from_dict` has read them. Workers do not
-    #: read the entries, because workers need no tiers.
+    #: The operator's entries or, after :meth:`from_dict`, the tiers. Workers need no tiers, so they
+    #: do not read the entries.
     tiers: Any = Field((), alias="secondary_tiers")
 
     # vLLM itself reads these options for every spec, so kvtier accepts and ignores them.

@@ -27,7 +27,6 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
             raise
 
     def absent(self) -> list[str]:
-        """Return the names of members that have not mapped the region."""
         return self._lease.absent()
 
     def cleanup(self) -> None:

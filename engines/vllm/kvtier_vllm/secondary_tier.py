@@ -6,15 +6,11 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_offload.base import (
-    LookupResult,
-    OffloadPolicy,
-    RequestOffloadingContext,
-)
+from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.base import JobResult as EngineResult
 from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
@@ -45,8 +41,8 @@ from kvtier_vllm.options import SecondaryTierEntry
 from kvtier_vllm.translate import (
     cache_hit_source,
     engine_event,
-    engine_locality,
-    engine_medium,
+    engine_place,
+    offloading_context,
     request_context,
 )
 
@@ -58,6 +54,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import (
         OffloadingMetricMetadata,
         ReqContext,
+        RequestOffloadingContext,
         ScheduleEndContext,
     )
     from vllm.v1.kv_offload.tiering.base import TransferJob
@@ -126,8 +123,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         # vLLM's manager reads these attributes for its metrics, filters and counts of hits.
         tier_class = self._spec.tier_class
         self.tier_type = self._spec.name
-        self.medium = engine_medium(tier_class.medium)
-        self.locality = engine_locality(tier_class.locality)
+        self.medium, self.locality = engine_place(tier_class)
         self.cache_hit_source = cache_hit_source(tier_class.medium)
         self._whole_requests = self._spec.runner.offload_policy == "request"
         self._wants_events = bool(offloading_spec.kv_events_config.enable_kv_cache_events)
@@ -169,11 +165,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         self._settle()
         self._requests[req_context.req_id] = _Request(request_context(req_context))
-        return RequestOffloadingContext(
-            policy=OffloadPolicy.REQUEST_LEVEL
-            if self._whole_requests
-            else OffloadPolicy.CHUNK_LEVEL
-        )
+        return offloading_context(whole_requests=self._whole_requests)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         self._requests.pop(req_context.req_id, None)
@@ -267,7 +259,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
 
     @property
     def under_way(self) -> int:
-        """The number of jobs and requests that this tier still holds."""
+        """The number of jobs and requests that this tier still tracks."""
         return self._tier.jobs.unreleased + len(self._finished) + len(self._requests)
 
     def shutdown(self) -> None:
@@ -313,7 +305,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._opened = ExitStack()
         self._tier = self._opened.enter_context(
             open_tier(
-                spec,
+                replace(spec, verify=self._options.verify),
                 self._slots,
                 self._identity.namespace,
                 self,
@@ -322,7 +314,6 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
                 announce=None if publisher is None else publisher.source(),
                 shutdown_timeout_s=self._options.shutdown_timeout_s,
                 engine="vLLM",
-                verify=self._options.verify,
             )
         )
         self._savings = Savings(self._tier.stats, self._identity.namespace, None)
@@ -357,7 +348,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         return True
 
     def _strike(self, engine_job: TransferJob, keys: Iterable[OffloadKey]) -> None:
-        """Record chunks whose load failed as misses for the job's request."""
+        """Record chunks with failed loads as misses of the job's request."""
         request = self._requests.get(engine_job.req_context.req_id)
         if request is not None:
             request.answers.update(dict.fromkeys(keys, False))

@@ -28,7 +28,7 @@ from kvtier_sdk.engine import (
     validate_options,
 )
 from kvtier_vllm import compat
-from kvtier_vllm.copies import refuse_uncertified, worker_over_pool
+from kvtier_vllm.copies import KVTierOffloadingWorker, refuse_uncertified
 from kvtier_vllm.engine_log import join_engine_log
 from kvtier_vllm.identity import Identity, slot_layout
 from kvtier_vllm.manager import KVTierOffloadingManager
@@ -97,8 +97,9 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             else:
                 rank = self.config.parallel.rank
                 pool = HostPool.join(self.config.engine_id, self._layout, worker=rank)
-                self._worker = worker_over_pool(
-                    kv_caches, pool, self.blocks_per_chunk, canonical=canonical
+                slots = pool.part(0 if canonical else rank)
+                self._worker = KVTierOffloadingWorker(
+                    kv_caches, slots, self.blocks_per_chunk, pool.close, canonical=canonical
                 )
         return self._worker
 
@@ -209,7 +210,7 @@ class KVTierOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
             raise
 
     def _region(self, worker: int | None) -> JoinedRegion:
-        """Map vLLM's shared memory in the layout that vLLM's worker uses."""
+        """Map vLLM's shared memory with the layout of vLLM's worker."""
         return JoinedRegion(
             self.config.engine_id,
             self._layout.workers,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_offload.base import Locality as EngineLocality
 from vllm.v1.kv_offload.base import Medium as EngineMedium
 from vllm.v1.kv_offload.base import OffloadingEvent as EngineEvent
+from vllm.v1.kv_offload.base import OffloadPolicy, RequestOffloadingContext
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtier_sdk import Locality, Medium, OffloadingEvent, RequestContext
+from kvtier_sdk import Medium, OffloadingEvent, RequestContext, SecondaryTierManager
 from kvtier_sdk.engine import PRIMARY, ChunkNote, read_request
 from kvtier_vllm import compat
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import ReqContext
 
 
-def engine_medium(medium: Medium) -> EngineMedium:
-    return EngineMedium(medium.value)
+def engine_place(
+    place: type[SecondaryTierManager] | OffloadingEvent,
+) -> tuple[EngineMedium, EngineLocality]:
+    """Return vLLM's medium and locality of a tier or an event."""
+    return EngineMedium(place.medium.value), EngineLocality(place.locality.value)
 
 
 def cache_hit_source(medium: Medium) -> CacheHitSource:
@@ -27,8 +31,9 @@ def cache_hit_source(medium: Medium) -> CacheHitSource:
     return CacheHitSource.HOST if medium is Medium.CPU else CacheHitSource.DISK
 
 
-def engine_locality(locality: Locality) -> EngineLocality:
-    return EngineLocality(locality.value)
+def offloading_context(*, whole_requests: bool) -> RequestOffloadingContext:
+    policy = OffloadPolicy.REQUEST_LEVEL if whole_requests else OffloadPolicy.CHUNK_LEVEL
+    return RequestOffloadingContext(policy=policy)
 
 
 def request_context(engine_request: ReqContext, request_id: str | None = None) -> RequestContext:
@@ -56,10 +61,11 @@ def chunk_note(blocks: Any) -> ChunkNote:
 
 
 def engine_event(event: OffloadingEvent) -> EngineEvent:
+    medium, locality = engine_place(event)
     return EngineEvent(
         keys=list(event.keys),
-        medium=engine_medium(event.medium),
+        medium=medium,
         removed=event.removed,
-        locality=engine_locality(event.locality),
+        locality=locality,
         ownership=None if event.tier == PRIMARY else event.tier,
     )

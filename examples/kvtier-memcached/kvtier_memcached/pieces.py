@@ -39,7 +39,7 @@ class ValueStore(Protocol):
 
 
 class _Index(NamedTuple):
-    """An object's index: the value under the object's own name. It gives the pieces' names."""
+    """The index of an object, stored under the object's own name. It contains the pieces' names."""
 
     #: Random bytes in the names of the pieces, new for each store of the object.
     version: bytes
@@ -150,7 +150,7 @@ class Pieces:
         """Remove an object. A missing object is ignored.
 
         Raises:
-            TierError: some values were not removed. If the index was, the object counts as missing.
+            TierError: some values remain. If the index was removed, the object counts as missing.
         """
         try:
             pieces = (await self._index(name)).pieces(name)

@@ -29,7 +29,7 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.place import brief, one_line
 from kvtier_sdk.options.units import format_bytes
 from kvtier_sdk.runner.jobs import Verdict
-from kvtier_sdk.tiering.losses import NO_RECORD, Loss
+from kvtier_sdk.tiering.tier_record import NO_RECORD, Loss
 from kvtier_sdk.types import Capability, OffloadKey
 
 _STATES = {

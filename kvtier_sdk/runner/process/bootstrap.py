@@ -1,9 +1,8 @@
 """Encodes errors, and the bootstrap message from which a process builds its tier.
 
-The message holds secrets, so it goes through a socket: every user of the machine can read a command
-line, and every child of the process can read the environment. The process's environment lacks the
-variables with secrets, so the message holds their values. For a secret in a file, the message holds
-only the path, because the process reads the file itself.
+The message contains secrets, so it is sent through a socket: every user of the machine can read a
+command line, and every child of the process can read the environment, which lacks the variables
+with secrets. For a secret in a file, the message contains only the path.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 from kvtier_sdk import errors
 from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.contract import SecondaryTierManager
 from kvtier_sdk.errors import BackendLoadError, ConfigError, KVTierError, TierError
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import validate_options
@@ -85,10 +83,17 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
     namespace = Namespace(bootstrap["facts"])
     if namespace.fingerprint != bootstrap["fingerprint"]:
         raise ConfigError(f"{place} the namespace's facts are not plain JSON values")
-    tier_class = _load_class(name, bootstrap["tier_class"])
-    model = tier_class.config_model
+    path = bootstrap["tier_class"]
+    module, _, qualname = path.partition(":")
+    try:
+        tier_class = attrgetter(qualname)(importlib.import_module(module))
+    except Exception as error:  # a third-party module may raise anything at import
+        raise BackendLoadError(
+            f"tier {name!r}: {path} cannot be imported in a process of its own: "
+            f"{type(error).__name__}: {error}; use runner 'thread'"
+        ) from error
     secrets = {name: VariableSecret(*of) for name, of in bootstrap["variables"].items()}
-    config = validate_options(model, bootstrap["config"] | secrets, place)
+    config = validate_options(tier_class.config_model, bootstrap["config"] | secrets, place)
     runner = validate_options(RunnerOptions, bootstrap["runner"], place)
     facts = {name: bootstrap[name] for name in ("verify", "inventory")}
     spec = TierSpec(name, bootstrap["backend"], tier_class, config, runner, **facts)
@@ -98,10 +103,7 @@ def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, P
 
 
 def _options_of(spec: TierSpec) -> dict[str, Any]:
-    return {
-        "config": spec.config.to_dict(secrets=True),
-        "runner": spec.runner.to_dict(secrets=True),
-    }
+    return {part: getattr(spec, part).to_dict(secrets=True) for part in ("config", "runner")}
 
 
 def write_error(error: BaseException) -> dict[str, Any]:
@@ -130,15 +132,3 @@ def read_error(told: Mapping[str, Any]) -> KVTierError:
 
 def _path_of(of: type) -> str:
     return f"{of.__module__}:{of.__qualname__}"
-
-
-def _load_class(name: str, path: str) -> type[SecondaryTierManager]:
-    module, _, qualname = path.partition(":")
-    try:
-        found: type[SecondaryTierManager] = attrgetter(qualname)(importlib.import_module(module))
-        return found
-    except Exception as error:  # a third-party module may raise anything at import
-        raise BackendLoadError(
-            f"tier {name!r}: {path} cannot be imported in a process of its own: "
-            f"{type(error).__name__}: {error}; use runner 'thread'"
-        ) from error

@@ -27,9 +27,10 @@ from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner.jobs import Report
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.loop import TierLoop
-from kvtier_sdk.runner.loop_thread import close_tier, run_until
+from kvtier_sdk.runner.loop_thread import FAILED_CLOSE_S, run_until
 from kvtier_sdk.runner.process.bootstrap import read_bootstrap, write_error
 from kvtier_sdk.runner.process.messages import (
+    READ_BYTES,
     Channel,
     Kind,
     MessageSplitter,
@@ -42,14 +43,11 @@ from kvtier_sdk.runner.process.messages import (
 )
 
 _STDERR = 2
-_READ_BYTES = 1 << 16
-#: The process's niceness, which lets the engine go first on a busy machine.
+#: Added to the process's niceness, so that the engine goes first on a busy machine.
 _NICENESS = 5
 #: Time limits after the engine has ended: for closing the tier, and for ending this process.
 _ORPHAN_CLOSE_S = 0.5
 _ORPHAN_END_S = 5.0
-#: Time limit for closing a tier that did not open.
-_REFUSED_CLOSE_S = 5.0
 _LAST_REPORTS_S = 1.0
 
 
@@ -69,8 +67,7 @@ class Child:
         self._sending = False
         self._tier_loop: TierLoop | None = None
         self._opening: asyncio.Task[None] | None = None
-        # An event loop holds its tasks only weakly, so keep references to them here.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop has only weak references
         self._ending = False
 
     def serve(self) -> NoReturn:
@@ -83,7 +80,7 @@ class Child:
     def _read_control(self) -> None:
         data = b""
         with contextlib.suppress(OSError):
-            data = self._control.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            data = self._control.recv(READ_BYTES, socket.MSG_DONTWAIT)
         if not data:  # the engine is gone
             self._event_loop.remove_reader(self._control)
             self._end(_ORPHAN_CLOSE_S)
@@ -128,9 +125,7 @@ class Child:
             self._tier_loop = self._build(bootstrap)
             is_open = await self._tier_loop.open()
         except BaseException as error:  # a panic in a Rust client is not an Exception
-            if not self._ending:
-                self._ending = True
-                await self._refuse(error)
+            self._end(FAILED_CLOSE_S, error)
         else:
             # Exempt all objects built so far from garbage collection, because they stay.
             gc.freeze()
@@ -161,41 +156,35 @@ class Child:
             give_up=lambda: self._send(message(Kind.HUNG)),
         )
 
-    async def _refuse(self, error: BaseException) -> None:
-        try:
-            if self._tier_loop is not None:
-                with contextlib.suppress(TimeoutError):
-                    async with self._clock.timeout(_REFUSED_CLOSE_S):
-                        await close_tier(self._tier_loop.close, self._log)
-            self._send(plain_message(Kind.REFUSED, write_error(error)))
-        finally:
-            # Exit even if sending failed, because the engine waits for a message or the exit.
-            _exit()
-
     async def _drain(self, timeout_s: float) -> None:
         ended = self._tier_loop is None or await self._tier_loop.drain(timeout_s)
         self._send_reports()
         self._send(plain_message(Kind.DRAIN, ended))
 
-    def _end(self, timeout_s: float) -> None:
+    def _end(self, timeout_s: float, error: BaseException | None = None) -> None:
         if not self._ending:
             self._ending = True
-            self._spawn(self._close(timeout_s), "close")
+            self._spawn(self._close(timeout_s, error), "close")
 
-    async def _close(self, timeout_s: float) -> None:
+    async def _close(self, timeout_s: float, error: BaseException | None) -> None:
         try:
             async with self._clock.timeout(timeout_s):
                 if self._opening is not None and not self._opening.done():
                     self._opening.cancel()
                     await asyncio.wait([self._opening])
                 if self._tier_loop is not None:
-                    await close_tier(self._tier_loop.close, self._log)
+                    await self._tier_loop.close()
         except TimeoutError:
             self._log.debug("the tier did not close within %g s", timeout_s)
         finally:
-            self._send_reports()
-            self._data.finish(_LAST_REPORTS_S)
-            _exit()
+            try:
+                if error is not None:
+                    self._send(plain_message(Kind.REFUSED, write_error(error)))
+                self._send_reports()
+                self._data.finish(_LAST_REPORTS_S)
+            finally:
+                # Exit even if sending failed, because the engine waits for a message or the exit.
+                _exit()
 
     def _take_jobs(self, tier_loop: TierLoop) -> None:
         jobs = []
@@ -262,8 +251,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the null device on each standard stream that is closed."""
-    # Take the streams' numbers, because a socket with such a number would get a library's output.
+    # Replace closed streams, because a socket with a stream's number would get a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

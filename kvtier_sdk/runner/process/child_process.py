@@ -25,6 +25,7 @@ from kvtier_sdk.options.secrets import Secrets
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import read_error
 from kvtier_sdk.runner.process.messages import (
+    READ_BYTES,
     Channel,
     Kind,
     MessageError,
@@ -47,7 +48,6 @@ _NONSENSE = (MessageError, LookupError, TypeError, ValueError)
 #: pings. Pings are counted, because elapsed time would include the machine's suspensions.
 _PING_S = 1.0
 _MAX_UNANSWERED = 10
-_READ_BYTES = 1 << 16
 #: Longer stderr lines are cut, because a library may write much text without a line end.
 _MAX_LINE_BYTES = 4096
 #: The number of last stderr lines to repeat in the log when the process dies.
@@ -60,9 +60,8 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    Two sockets serve two threads. The engine's thread uses ``data`` for jobs, reports, and notices
-    that an outage has ended. The event loop on which this object was created uses the control
-    socket for all other messages.
+    The engine's thread uses the ``data`` socket for jobs, reports and ends of outages. The event
+    loop uses the control socket for all other messages.
     """
 
     _name: str
@@ -82,7 +81,7 @@ class ChildProcess:
 
     def __post_init__(self) -> None:
         self._event_loop = asyncio.get_running_loop()
-        # Done when the process has ended; the result is the reason.
+        # The result is the reason why the process has ended.
         self.ended: asyncio.Future[str] = self._event_loop.create_future()
         self._opened: asyncio.Future[None] = self._event_loop.create_future()
         self._control, self._their_control = _socket_pair()
@@ -116,7 +115,8 @@ class ChildProcess:
         """Drain the tier; return true if all jobs have ended or the process is gone."""
         self._drained = self._event_loop.create_future()
         self._send(plain_message(Kind.DRAIN, timeout_s))
-        await wait_within(self._clock, 2 * timeout_s + 0.5, [self._drained, self.ended], first=True)
+        if not self.ended.done():
+            await wait_within(self._clock, 2 * timeout_s + 0.5, [self._drained])
         return self.ended.done() or (self._drained.done() and self._drained.result())
 
     async def end(self, timeout_s: float) -> None:
@@ -252,6 +252,8 @@ class ChildProcess:
             # No task awaits a cancelled opening, so mark its exception as retrieved.
             self._opened.exception()
         self.ended.set_result(reason)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(True)
 
     def _unavailable(self, text: str) -> TierUnavailableError:
         return TierUnavailableError(text).labelled(self._name, "open")
@@ -259,7 +261,7 @@ class ChildProcess:
 
 @dataclass(eq=False)
 class _StderrLog:
-    """A reader that copies a process's standard error to the tier's log, without waiting."""
+    """Copies a process's standard error to the tier's log."""
 
     _pipe: IO[bytes]
     _log: TierLog
@@ -278,7 +280,7 @@ class _StderrLog:
         """Log the lines received so far; return false at the end of the pipe."""
         while True:
             try:
-                data = os.read(self.fileno(), _READ_BYTES)
+                data = os.read(self.fileno(), READ_BYTES)
             except (BlockingIOError, InterruptedError):
                 return True
             *lines, self._rest = (self._rest + data).split(b"\n")
@@ -318,7 +320,6 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    """Copy a descriptor to a number above 2."""
     # The child needs 0 to 2 for its streams, but the engine may use them for other files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 

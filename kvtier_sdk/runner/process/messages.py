@@ -1,8 +1,7 @@
 """Messages between an engine and a tier's process, and the socket that carries them.
 
 A message consists of its length, kind and body. The body is MessagePack for jobs and reports, and
-JSON for plain data. Messages carry keys, slot indices and verdicts, but no payloads. Received data
-is never executed or unpickled. Both ends must have the same :data:`PROTOCOL_VERSION`.
+JSON for plain data. Messages contain no payloads. Received data is never executed or unpickled.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +24,8 @@ from kvtier_sdk.events import OffloadingEvent
 from kvtier_sdk.runner.jobs import Job, JobResult, OpeningEnded, Operation, Report, SentReport
 from kvtier_sdk.types import OffloadKey, RequestContext
 
+T = TypeVar("T")
+
 PROTOCOL_VERSION = 12
 
 _HEAD = struct.Struct("<IB")
@@ -32,7 +33,7 @@ _HEAD = struct.Struct("<IB")
 _MAX_BODY_BYTES = 1 << 28
 #: The maximum length of a request's params as JSON. Longer params are omitted.
 _MAX_PARAMS_BYTES = 1 << 14
-_READ_BYTES = 1 << 16
+READ_BYTES = 1 << 16
 #: The peer counts as stuck if more bytes than this are unsent.
 _MAX_UNSENT_BYTES = 8 << 20
 _params_encoder = json.JSONEncoder(default=str, skipkeys=True)
@@ -45,7 +46,7 @@ _JobFields = tuple[
 
 
 def _plain(value: Any) -> Any:
-    """Convert ranges and numpy types, which msgspec cannot encode."""
+    # msgspec cannot encode ranges and numpy types.
     return value.tolist() if hasattr(value, "tolist") else list(value)
 
 
@@ -59,30 +60,20 @@ _MALFORMED = (msgspec.DecodeError, ValueError, RecursionError, struct.error)
 
 
 class Kind(IntEnum):
-    #: To the child: plain data from which the child builds the tier.
-    BOOTSTRAP = 1
-    #: To the child: a job.
+    """The kind of a message. The engine sends it to the child, except where noted."""
+
+    BOOTSTRAP = 1  # plain data from which the child builds the tier
     JOB = 2
-    #: To the child: drain within this many seconds. From the child: true if all jobs have ended.
-    DRAIN = 3
-    #: To the child: drain, close and exit within this many seconds.
-    CLOSE = 4
-    #: From the child: the child accepts jobs; true if the tier is open.
-    OPENED = 5
-    #: From the child: the error that prevents the opening, after which the child exits.
-    REFUSED = 6
-    #: From the child: reports.
-    REPORTS = 7
-    #: From the child: a line for the log. To the child: the end of an outage, for its log.
-    LOG = 8
-    #: From the child: a request to be killed, because hanging calls block the tier.
-    HUNG = 9
-    #: To the child: a ping. From the child: the answer to a ping.
-    PING = 10
-    #: From the child: an event for routers.
-    INVENTORY = 11
-    #: To the child: the values of the live options.
-    OPTIONS = 12
+    DRAIN = 3  # the time limit in seconds; the child replies whether all jobs have ended
+    CLOSE = 4  # the time limit in seconds for draining, closing and exiting
+    OPENED = 5  # from the child, which accepts jobs now: true if the tier is open
+    REFUSED = 6  # from the child, which then exits: the error of the opening
+    REPORTS = 7  # from the child
+    LOG = 8  # the end of an outage; from the child: a line for the log
+    HUNG = 9  # from the child: a request to be killed, because hanging calls block the tier
+    PING = 10  # the child replies with the same kind
+    INVENTORY = 11  # from the child: an event for routers
+    OPTIONS = 12  # the values of the live options
 
 
 _KINDS = {kind.value: kind for kind in Kind}
@@ -101,10 +92,7 @@ def plain_message(kind: Kind, data: object) -> bytes:
 
 
 def read_plain(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except _MALFORMED as error:
-        raise MessageError(f"malformed plain data: {error}") from None
+    return _decoded("plain data", json.loads, body)
 
 
 class MessageSplitter:
@@ -130,8 +118,6 @@ class MessageSplitter:
 
 
 def write_job(job: Job) -> bytes:
-    # A value in the request's ``params`` that JSON cannot express is encoded as text. Params are
-    # omitted if they are too long, too deeply nested or circular.
     request = job.request
     request_id = request.request_id.encode(errors="surrogatepass")
     params = _params_json(request) if request.params else b""
@@ -140,7 +126,7 @@ def write_job(job: Job) -> bytes:
 
 
 def _params_json(request: RequestContext) -> bytes:
-    """Return a request's params as JSON, and cache the JSON in the request."""
+    """Return a request's params as JSON, cached in the request; empty if they cannot be encoded."""
     if request._params_json is None:
         text = ""
         try:
@@ -183,17 +169,18 @@ def write_reports(reports: Sequence[Report]) -> bytes:
 
 
 def read_reports(body: bytes) -> list[SentReport]:
-    try:
-        return _reports_decoder.decode(body)
-    except _MALFORMED as error:
-        raise MessageError(f"malformed reports: {error}") from None
+    return _decoded("reports", _reports_decoder.decode, body)
 
 
 def read_event(body: bytes) -> OffloadingEvent:
+    return _decoded("event", _event_decoder.decode, body)
+
+
+def _decoded(what: str, decode: Callable[[bytes], T], body: bytes) -> T:
     try:
-        return _event_decoder.decode(body)
+        return decode(body)
     except _MALFORMED as error:
-        raise MessageError(f"malformed event: {error}") from None
+        raise MessageError(f"malformed {what}: {error}") from None
 
 
 class Channel:
@@ -207,7 +194,7 @@ class Channel:
         self._readable = select.poll()
         self._readable.register(own, select.POLLIN)
         self._splitter = MessageSplitter()
-        self._arrived = memoryview(bytearray(_READ_BYTES))
+        self._arrived = memoryview(bytearray(READ_BYTES))
         self._unsent = bytearray()
 
     def fileno(self) -> int:
@@ -215,16 +202,13 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True if the peer seems stuck, because many bytes are unsent."""
+        """True if so many bytes are unsent that the peer seems stuck."""
         return len(self._unsent) > _MAX_UNSENT_BYTES
 
     def write(self, data: bytes) -> None:
         """Write without waiting. If the connection is broken, the bytes are lost."""
-        if self._unsent:
-            self._unsent += data
-            self.flush()
-        elif (count := self._send(data)) < len(data):
-            self._unsent += data[count:]
+        self._unsent += data
+        self.flush()
 
     def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
         """Write without waiting. The event loop sends the rest later."""
@@ -233,8 +217,15 @@ class Channel:
             event_loop.add_writer(self, self._send_rest, event_loop)
 
     def flush(self) -> None:
-        if self._unsent:
-            del self._unsent[: self._send(self._unsent)]
+        if not self._unsent:
+            return
+        try:
+            sent_bytes = self._socket.send(self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:  # the connection is broken
+            sent_bytes = len(self._unsent)
+        del self._unsent[:sent_bytes]
 
     def read(self) -> list[tuple[Kind, bytes]]:
         """Return all messages that have arrived; raise MessageError for invalid bytes."""
@@ -250,7 +241,7 @@ class Channel:
             if count == 0:
                 self.at_end = True
             messages += self._splitter.split(self._arrived[:count])
-            if count < _READ_BYTES:
+            if count < READ_BYTES:
                 break  # the socket is empty, so save the system call of another read
         return messages
 
@@ -268,12 +259,3 @@ class Channel:
         self.flush()
         if not self._unsent:
             event_loop.remove_writer(self)
-
-    def _send(self, data: bytes | bytearray) -> int:
-        """Send bytes; return how many were sent. If the connection is broken, all count as sent."""
-        try:
-            return self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:
-            return len(data)

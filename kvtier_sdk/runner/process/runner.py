@@ -8,10 +8,9 @@ import select
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, TypeAlias
 
-from kvtier_sdk.aio.clock import Clock, wait_out
+from kvtier_sdk.aio.clock import Clock, wait_out, wait_within
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierError
 from kvtier_sdk.events import Announce
@@ -30,7 +29,7 @@ from kvtier_sdk.runner.jobs import (
     Verdict,
     uniform_result,
 )
-from kvtier_sdk.runner.loop_thread import LoopRunner
+from kvtier_sdk.runner.loop_thread import FAILED_CLOSE_S, TierRunner
 from kvtier_sdk.runner.opening import may_pass, not_in_time
 from kvtier_sdk.runner.process.bootstrap import write_bootstrap
 from kvtier_sdk.runner.process.child_process import ChildProcess, copy_fd
@@ -44,20 +43,17 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: The pauses before restarts of a process double from the first to the longest. After a process has
-#: lived for at least the longest pause, the first pause applies again.
+#: The pauses before restarts double. A process that has lived for the longest pause resets them.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
 _START_S = 30.0
-#: Time limit for the end of a process whose start failed or was cancelled.
-_CANCEL_S = 5.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
 
 
-class ProcessRunner(LoopRunner):
-    """A runner whose tier runs in a separate process, which maps the pool.
+class ProcessRunner(TierRunner):
+    """Runs a tier in a separate process, which maps the pool.
 
     The engine's own thread writes jobs to the process's socket in :meth:`submit`, and reads reports
     in :meth:`poll`. Another thread would compete with the engine for the interpreter lock. A mostly
@@ -79,20 +75,17 @@ class ProcessRunner(LoopRunner):
     ) -> None:
         super().__init__(spec, clock, notify)
         self._announce = announce
-        # The process's channel, or ``None``. After the start, only the engine's thread sets it.
-        self._data: Channel | None = None
+        self._data: Channel | None = None  # after the start, only the engine's thread sets it
         # The supervisor's own unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
         self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
         self._reading = threading.Lock()
-        # The epoll becomes readable once when reports arrive. The engine's thread re-arms it in
-        # ``poll``, without waking the supervisor thread.
+        # Becomes readable once when reports arrive. ``poll`` re-arms it without waking the thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace
         self._pool = pool
-        # The process that accepts jobs, or ``None``. Only the supervisor thread sets it.
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | None = None  # only the supervisor thread sets it
         self._sent: Mapping[str, Any] = {}  # the live options that the process received last
         self._supervising: asyncio.Task[None] | None = None
         self._ending = False
@@ -218,21 +211,16 @@ class ProcessRunner(LoopRunner):
         options = self._spec.runner
         if self._notify is not None:
             asyncio.get_running_loop().add_reader(self._arrival, self._readable)
-        starting: asyncio.Task[ChildProcess] | None
         starting = self._clock.spawn(self._start(), name=f"start {self._spec.name}")
+        within_s = options.open_deadline_s if self._spec.engine_waits else 0
         try:
-            async with self._clock.timeout(
-                options.open_deadline_s if self._spec.engine_waits else 0
-            ):
-                await asyncio.wait([starting])
-        except TimeoutError:
-            if options.required:
-                await self._break_off(starting)
-                raise not_in_time(self._spec.name, options.open_deadline_s) from None
-        except asyncio.CancelledError:
+            in_time = await wait_within(self._clock, within_s, [starting])
+            if not in_time and options.required:
+                raise not_in_time(self._spec.name, options.open_deadline_s)
+        except BaseException:
             await self._break_off(starting)
             raise
-        else:
+        if in_time:
             try:
                 self._child = starting.result()
                 self._connect(self._child.data)
@@ -241,8 +229,7 @@ class ProcessRunner(LoopRunner):
                 if options.required or not may_pass(error):
                     raise
                 self._note_failure(error)
-            starting = None
-        supervising = self._supervise(starting)
+        supervising = self._supervise(None if in_time else starting)
         self._supervising = self._clock.spawn(supervising, name=f"supervise {self._spec.name}")
         return self._child is not None and self._child.is_open
 
@@ -268,9 +255,8 @@ class ProcessRunner(LoopRunner):
     async def _start(self) -> ChildProcess:
         spec = self._spec
         deadline_s = spec.runner.open_deadline_s
-        with ExitStack() as opened:
-            pool_fd = copy_fd(self._pool.fd)
-            opened.callback(os.close, pool_fd)
+        pool_fd = copy_fd(self._pool.fd)
+        try:
             self._sent = self._live_options()
             bootstrap = write_bootstrap(spec, self._namespace, self._pool.layout, pool_fd)
             child = ChildProcess(
@@ -280,11 +266,13 @@ class ProcessRunner(LoopRunner):
                 async with self._clock.timeout(deadline_s + _START_S) as limit:
                     await child.start(bootstrap, pool_fd)
             except BaseException as error:
-                await child.end(_CANCEL_S)
+                await child.end(FAILED_CLOSE_S)
                 child.data.close()
                 if isinstance(error, TimeoutError) and limit.expired():
                     raise not_in_time(spec.name, deadline_s) from None
                 raise
+        finally:
+            os.close(pool_fd)
         return child
 
     async def _break_off(self, starting: asyncio.Task[ChildProcess]) -> None:
@@ -293,7 +281,7 @@ class ProcessRunner(LoopRunner):
         if not starting.cancelled() and starting.exception() is None:
             # End the child, because its start succeeded before the cancellation reached it.
             child = starting.result()
-            await child.end(_CANCEL_S)
+            await child.end(FAILED_CLOSE_S)
             child.data.close()
 
     async def _supervise(self, starting: asyncio.Task[ChildProcess] | None) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
 from kvtier_sdk.chunk_header import round_up
+from kvtier_sdk.contract import TierContext
 from kvtier_sdk.types import OffloadKey, Region, RequestContext, Transfer
 
 _GUARD_BYTES = 4096
@@ -26,8 +27,7 @@ class LentMemory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._mapping = mmap.mmap(-1, size_bytes, flags=flags)
         self.region: Region = Region.of(self._mapping)
-        # Maps the start of each reserved range of pages to its end.
-        self._used: dict[int, int] = {}
+        self._used: dict[int, int] = {}  # the end of each reserved range of pages, by its start
 
     def _cut(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return a view of reserved pages, which stay reserved until the last view is freed."""
@@ -54,20 +54,6 @@ class LentMemory:
         return start
 
 
-class _BroughtDigests:
-    """A checker that compares each digest from the tier with the payload's digest."""
-
-    def __init__(self, digest_bytes: int) -> None:
-        self._digest_bytes = digest_bytes
-        self.is_wrong: bool = False
-
-    def compare(
-        self, key: OffloadKey, header: memoryview, payload: memoryview, digest: bytes | None
-    ) -> None:
-        if digest is not None and digest != xxh3_128_digest(payload[: self._digest_bytes]):
-            self.is_wrong = True
-
-
 class LentBuffers:
     """The header and the payload of one transfer, with guard bytes around each."""
 
@@ -76,34 +62,39 @@ class LentBuffers:
         memory: LentMemory,
         key: OffloadKey,
         request: RequestContext,
+        context: TierContext,
         *,
-        header_bytes: int,
-        payload_bytes: int,
-        digest_bytes: int = 0,
+        object_bytes: int,
         shift_bytes: int = 0,
         replace: bool = False,
     ) -> None:
         self.key = key
         header_at = _GUARD_BYTES + shift_bytes
-        header_end = header_at + header_bytes
+        header_end = header_at + context.header_bytes
         payload_at = round_up(header_end + _GUARD_BYTES, mmap.PAGESIZE) + shift_bytes
-        payload_end = payload_at + payload_bytes
+        payload_end = payload_at + object_bytes - context.header_bytes
         size = payload_end + _GUARD_BYTES
         part = memory._cut(size)
         self._part = weakref.ref(part)
         view = part.data[:size]
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
         self._guards = [view[:header_at], view[header_end:payload_at], view[payload_end:]]
-        self.digests: _BroughtDigests = _BroughtDigests(digest_bytes)
+        self.wrong_digests = wrong_digests = list[bytes]()
+
+        # Do not refer to self here, because a cycle would keep the memory reserved.
+        def compare(_: OffloadKey, __: memoryview, data: memoryview, digest: bytes | None) -> None:
+            if digest is not None and digest != xxh3_128_digest(data[: context.digest_bytes]):
+                wrong_digests.append(digest)
+
         self._transfer: Transfer | None = Transfer(
             key,
             request,
             view[header_at:header_end],
             view[payload_at:payload_end],
             replace=replace,
-            unsealed=self.digests.compare,
+            unsealed=compare,
         )
-        self._transfer.unverified = self.digests.compare
+        self._transfer.unverified = compare
 
     @property
     def transfer(self) -> Transfer:
@@ -125,7 +116,7 @@ class LentBuffers:
         return any(bytes(guard).strip(_GUARD[:1]) for guard in self._guards)
 
     def take_back(self) -> bool:
-        """Take the memory back; return true if no view of it is left."""
+        """Drop all views of the memory; return true if the tier keeps none."""
         self._transfer = None
         self._guards.clear()
         if self._part() is not None:

@@ -9,7 +9,7 @@ from itertools import product
 
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import PIECE_BYTES, Probe, pieces_of, start_and_cancel
-from kvtier_sdk.testing.conformance.rules import Breach, check
+from kvtier_sdk.testing.conformance.rules import Breach, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
@@ -36,8 +36,7 @@ async def check_concurrent_stores_leave_one_whole_object(subject: TierSubject) -
             outcomes = await asyncio.gather(
                 *(probe.store([probe.full(key, version)]) for version, probe in enumerate(writers))
             )
-            succeeded = [verdict is None for (verdict,) in outcomes]
-            if any(succeeded):
+            if any(verdict is None for (verdict,) in outcomes):
                 for probe in probes:
                     await probe.expect(key, *range(_WRITERS))
 
@@ -62,7 +61,7 @@ async def check_no_partly_written_object_is_visible(subject: TierSubject) -> Non
 
 
 async def _instances(subject: TierSubject, stack: AsyncExitStack) -> list[Probe]:
-    """Return two open instances if instances share a store, and otherwise one."""
+    """Open two instances if instances share a store, otherwise one."""
     count = 2 if subject.tier_class.medium is Medium.STORAGE else 1
     return [await stack.enter_async_context(subject.opened()) for _ in range(count)]
 
@@ -72,65 +71,59 @@ async def _write(probe: Probe, key: OffloadKey) -> None:
         await probe.store([probe.full(key, version)])
 
 
-@check(says="A cancelled coroutine must not end before all access to the buffers has ended.")
-async def check_a_cancelled_call_ends(subject: TierSubject) -> None:
+@check_opened(says="A cancelled coroutine must not end before all access to the buffers has ended.")
+async def check_a_cancelled_call_ends(subject: TierSubject, probe: Probe) -> None:
     """A cancelled call ends soon."""
-    async with subject.opened() as probe:
-        for operation in ("store", "load"):
-            async for _, _, ended in _cancelled(probe, operation):
-                if not ended:
-                    within = f"{subject.timeout_s:g} s after it was cancelled"
-                    raise Breach(f"a {operation} had not ended {within}")
+    for operation in ("store", "load"):
+        async for _, _, ended in _cancelled(probe, operation):
+            if not ended:
+                within = f"{subject.timeout_s:g} s after it was cancelled"
+                raise Breach(f"a {operation} had not ended {within}")
 
 
-@check(says=_LENT)
-async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject) -> None:
+@check_opened(says=_LENT)
+async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject, probe: Probe) -> None:
     """Once a cancelled load has ended, its buffers no longer change."""
-    async with subject.opened() as probe:
-        watched = []
-        async for lent, _, ended in _cancelled(probe, "load"):
-            if not ended:
-                return
-            lent.fill(probe.content(lent.key, _FOREIGN))
-            watched.append(lent)
-        await subject.clock.sleep(subject.settle_s)
-        if any(lent.content != probe.content(lent.key, _FOREIGN) for lent in watched):
-            raise Breach("a buffer was written to after its cancelled load had ended")
+    watched = []
+    async for lent, _, ended in _cancelled(probe, "load"):
+        if not ended:
+            return
+        lent.fill(probe.content(lent.key, _FOREIGN))
+        watched.append(lent)
+    await subject.clock.sleep(subject.settle_s)
+    if any(lent.content != probe.content(lent.key, _FOREIGN) for lent in watched):
+        raise Breach("a buffer was written to after its cancelled load had ended")
 
 
-@check(says=_LENT)
-async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject) -> None:
+@check_opened(says=_LENT)
+async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject, probe: Probe) -> None:
     """A change to a buffer after its cancelled store has ended is never stored."""
-    async with subject.opened() as probe:
-        watched = []
-        async for lent, _, ended in _cancelled(probe, "store"):
-            if not ended:
-                return
-            lent.fill(probe.content(lent.key, _FOREIGN))
-            watched.append(lent.key)
-        await subject.clock.sleep(subject.settle_s)
-        for key in watched:
-            found = await probe.get(key)
-            if isinstance(found, bytes) and _holds_some(found, probe.content(key, _FOREIGN)):
-                raise Breach(
-                    "bytes written to a buffer after its cancelled store had ended are stored"
-                )
+    watched = []
+    async for lent, _, ended in _cancelled(probe, "store"):
+        if not ended:
+            return
+        lent.fill(probe.content(lent.key, _FOREIGN))
+        watched.append(lent.key)
+    await subject.clock.sleep(subject.settle_s)
+    for key in watched:
+        found = await probe.get(key)
+        if isinstance(found, bytes) and _holds_some(found, probe.content(key, _FOREIGN)):
+            raise Breach("bytes written to a buffer after its cancelled store had ended are stored")
 
 
-@check(says="No reader ever sees a partly written object, even if a store fails midway.")
-async def check_a_cancelled_store_leaves_no_part(subject: TierSubject) -> None:
+@check_opened(says="No reader ever sees a partly written object, even if a store fails midway.")
+async def check_a_cancelled_store_leaves_no_part(subject: TierSubject, probe: Probe) -> None:
     """A cancelled store leaves a whole object under its key, or no object."""
-    async with subject.opened() as probe:
-        async for lent, versions, ended in _cancelled(probe, "store"):
-            if not ended:
-                return
-            await probe.expect(lent.key, *versions, 1, may_miss=True)
+    async for lent, versions, ended in _cancelled(probe, "store"):
+        if not ended:
+            return
+        await probe.expect(lent.key, *versions, 1, may_miss=True)
 
 
 async def _cancelled(
     probe: Probe, operation: str
 ) -> AsyncIterator[tuple[LentBuffers, list[int], bool]]:
-    """Cancel calls; for each, yield its buffers, the versions stored before, and if it ended."""
+    """Cancel calls; yield each call's buffers, the versions stored before, and whether it ended."""
     delays = [*((turns, 0.0) for turns in _TURNS), *((1, delay_s) for delay_s in _DELAYS_S)]
     for versions, (turns, delay_s) in product(([0], []), delays):
         (key,) = probe.subject.new_keys(1)

@@ -12,21 +12,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kvtier_sdk.aio.clock import Clock
+from kvtier_sdk.aio.clock import wait_out
 from kvtier_sdk.errors import ConfigError, TierError
 from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.runner.opening import may_pass
 from kvtier_sdk.testing.conformance.buffers import LentBuffers
 from kvtier_sdk.testing.conformance.probe import Probe, describe, start_and_cancel
-from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium
 
-_CLOSE = "Release everything in bounded time, even if open failed."
 _NOTHING = "A closed tier leaves nothing behind: no task, thread, file descriptor or buffer."
 _DESCRIPTORS = "/proc/self/fd"
 _MANY = 64
-#: The longest wait of :func:`_wait_until_gone`, in multiples of the subject's ``settle_s``.
+#: Number of polls by :func:`_wait_until_gone`, one every ``settle_s`` seconds.
 _SETTLINGS = 20
 _POLL_S = 0.002
 #: The loop counts as blocked if it does not run during this many wake-ups of the watch thread.
@@ -34,42 +33,38 @@ _WAKES = 20
 _Found = Callable[[], Mapping[Any, str]]
 
 
-@check(says=_CLOSE)
-async def check_close_ends(subject: TierSubject) -> None:
+@check_opened(says="Release everything in bounded time, even if open failed.")
+async def check_close_ends(subject: TierSubject, probe: Probe) -> None:
     """Close ends soon, whether or not the tier was used."""
-    async with subject.opened() as probe:
-        await probe.close()
-    async with subject.opened() as probe:
-        await _use(probe)
-        await probe.close()
+    await _use(probe)
+    await probe.close()
+    async with subject.opened() as unused:
+        await unused.close()
 
 
-@check(says="A second close does nothing.")
-async def check_closing_twice_is_harmless(subject: TierSubject) -> None:
+@check_opened(says="A second close does nothing.")
+async def check_closing_twice_is_harmless(subject: TierSubject, probe: Probe) -> None:
     """A second close does nothing."""
-    async with subject.opened() as probe:
-        await probe.put(subject.new_keys(1))
-        await probe.close()
-        await probe.close()
+    await probe.put(subject.new_keys(1))
+    await probe.close()
+    await probe.close()
 
 
-@check(says="Running calls end, with a result or an error.")
-async def check_close_ends_what_runs(subject: TierSubject) -> None:
+@check_opened(says="Running calls end, with a result or an error.")
+async def check_close_ends_what_runs(subject: TierSubject, probe: Probe) -> None:
     """Close ends, and so do all calls that run at that time."""
-    async with subject.opened() as probe:
-        (key,) = subject.new_keys(1)
-        await probe.put([key])
-        transfers = [probe.empty(key).transfer for _ in range(8)]
-        calls = [probe.start(probe.tier.load([one]), "running at close") for one in transfers]
-        await asyncio.sleep(0)
-        await probe.close()
-        for call in calls:
-            if not await probe.ends(call):
-                call.cancel()
-                raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
-            if not call.cancelled():
-                # Any outcome is allowed. Retrieve an error, so that asyncio does not log it.
-                call.exception()
+    (key,) = subject.new_keys(1)
+    await probe.put([key])
+    transfers = [probe.empty(key).transfer for _ in range(8)]
+    calls = [probe.start(probe.tier.load([one]), "running at close") for one in transfers]
+    await asyncio.sleep(0)
+    await probe.close()
+    _, running = await asyncio.wait(calls, timeout=subject.timeout_s)
+    for call in running:
+        call.cancel()
+        raise Breach(f"a load had not ended {subject.timeout_s:g} s after close")
+    # Any outcome is allowed. Retrieve errors, so that asyncio does not log them.
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 @check(
@@ -105,16 +100,15 @@ async def check_instances_are_independent(subject: TierSubject) -> None:
         await second.expect(await second.put_one(), 0)
 
 
-@check(Medium.STORAGE, says="None if later calls of load find the chunk.")
-async def check_chunks_outlive_the_instance(subject: TierSubject) -> None:
+@check_opened(Medium.STORAGE, says="None if later calls of load find the chunk.")
+async def check_chunks_outlive_the_instance(subject: TierSubject, probe: Probe) -> None:
     """An instance finds the chunks that an earlier instance stored."""
-    async with subject.opened() as probe:
-        key = await probe.put_one()
-        await probe.close()
-    async with subject.opened() as probe:
-        if await probe.lookup([key]) != [True]:
+    key = await probe.put_one()
+    await probe.close()
+    async with subject.opened() as later:
+        if await later.lookup([key]) != [True]:
             raise Breach("lookup does not find a chunk that an earlier instance stored")
-        await probe.expect(key, 0, what="a chunk that an earlier instance stored")
+        await later.expect(key, 0, what="a chunk that an earlier instance stored")
 
 
 @check(says=_NOTHING)
@@ -145,22 +139,21 @@ async def _check_left(subject: TierSubject, found: _Found, what: str) -> None:
     await _check_gone(subject, found, before, what)
 
 
-@check(says="Buffers belong to the SDK, which lends them until the coroutine ends.")
-async def check_no_buffer_is_kept(subject: TierSubject) -> None:
+@check_opened(says="Buffers belong to the SDK, which lends them until the coroutine ends.")
+async def check_no_buffer_is_kept(subject: TierSubject, probe: Probe) -> None:
     """After a call has ended, with any outcome, no reference to its buffers remains."""
-    async with subject.opened() as probe:
-        stored, absent, torn = subject.new_keys(3)
-        await _check_given_back(probe, "store", probe.full(stored))
-        await _check_given_back(probe, "load", probe.empty(stored))
-        await _check_given_back(probe, "load", probe.empty(absent))
-        if subject.has(Hook.WRITE_RAW) and await probe.put([torn]):
-            await subject.call(Hook.WRITE_RAW, torn, b"short")
-            await _check_given_back(probe, "load", probe.empty(torn))
-        for operation in ("store", "load"):
-            lent = probe.full(stored)
-            if not await start_and_cancel(probe, operation, lent):
-                return
-            await _check_taken_back(probe, f"a cancelled {operation}", lent)
+    stored, absent, torn = subject.new_keys(3)
+    await _check_given_back(probe, "store", probe.full(stored))
+    await _check_given_back(probe, "load", probe.empty(stored))
+    await _check_given_back(probe, "load", probe.empty(absent))
+    if subject.has(Hook.WRITE_RAW) and await probe.put([torn]):
+        await subject.call(Hook.WRITE_RAW, torn, b"short")
+        await _check_given_back(probe, "load", probe.empty(torn))
+    for operation in ("store", "load"):
+        lent = probe.full(stored)
+        if not await start_and_cancel(probe, operation, lent):
+            return
+        await _check_taken_back(probe, f"a cancelled {operation}", lent)
 
 
 async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> None:
@@ -169,7 +162,7 @@ async def _check_given_back(probe: Probe, operation: str, lent: LentBuffers) -> 
 
 
 async def _check_taken_back(probe: Probe, what: str, lent: LentBuffers) -> None:
-    # Wait, because a worker thread may hold the buffers for a moment after the call has returned.
+    # Wait, because a worker thread may drop its reference to the buffers shortly after the call.
     held = await _wait_until_gone(probe.subject, lambda: [] if lent.take_back() else ["buffers"])
     if held:
         raise Breach(f"something still refers to the buffers of {what} that has returned")
@@ -206,15 +199,12 @@ def _descriptors() -> dict[Any, str]:
 @check(says="A tier never blocks that loop")
 async def check_the_loop_is_never_blocked(subject: TierSubject) -> None:
     """From open to close, the tier never blocks the event loop."""
-    watch = _LoopWatch(subject.clock, subject.blocking_s)
-    async with watch.watching(), subject.opened() as probe:
+    async with _watched_loop(subject) as blocked_at, subject.opened() as probe:
         await _use(probe)
         await probe.lookup(subject.new_keys(_MANY))
         await probe.store([probe.full(key) for key in subject.new_keys(_MANY)])
-    if watch.blocked_at is not None:
-        raise Breach(
-            f"the event loop stood still for {subject.blocking_s:g} s in\n{watch.blocked_at}"
-        )
+    for place in blocked_at:
+        raise Breach(f"the event loop stood still for {subject.blocking_s:g} s in\n{place}")
 
 
 async def _use(probe: Probe) -> None:
@@ -268,44 +258,38 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
     return left()
 
 
-class _LoopWatch:
-    """A thread that wakes up repeatedly, and checks that the loop has run since the last time.
+@asynccontextmanager
+async def _watched_loop(subject: TierSubject) -> AsyncIterator[list[str]]:
+    """Watch the loop from a thread; yield a list for the place where the loop is blocked."""
+    interval_s = subject.blocking_s / _WAKES
+    loop_thread = threading.get_ident()
+    blocked_at: list[str] = []
+    over = threading.Event()
+    turns = 0
 
-    A busy machine delays this thread too, so a loop that is only slow does not count as blocked.
-    """
-
-    def __init__(self, clock: Clock, blocking_s: float) -> None:
-        self.blocked_at: str | None = None
-        self._clock = clock
-        self._interval_s = blocking_s / _WAKES
-        self._turns = 0
-        self._over = threading.Event()
-        self._watched = threading.get_ident()
-
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[_LoopWatch]:
-        beat = self._clock.spawn(self._beat(), name="heartbeat")
-        thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._over.set()
-            beat.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beat
-            thread.join()
-
-    async def _beat(self) -> None:
+    async def beat() -> None:
+        nonlocal turns
         while True:
-            self._turns += 1
-            await self._clock.sleep(self._interval_s / 4)
+            turns += 1
+            await subject.clock.sleep(interval_s / 4)
 
-    def _watch(self) -> None:
+    def watch() -> None:
+        # A busy machine delays this thread too, so a merely slow loop does not count as blocked.
         seen, wakes = -1, 0
-        while not self._over.wait(self._interval_s):
-            wakes = wakes + 1 if self._turns == seen else 0
-            seen = self._turns
-            if wakes >= _WAKES and self.blocked_at is None:
-                frame = sys._current_frames().get(self._watched)
-                self.blocked_at = "".join(traceback.format_stack(frame, limit=12)[-3:])
+        while not blocked_at and not over.wait(interval_s):
+            wakes = wakes + 1 if turns == seen else 0
+            seen = turns
+            if wakes >= _WAKES:
+                frame = sys._current_frames().get(loop_thread)
+                blocked_at.append("".join(traceback.format_stack(frame, limit=12)[-3:]))
+
+    heartbeat = subject.clock.spawn(beat(), name="heartbeat")
+    thread = threading.Thread(target=watch, name="loop watch", daemon=True)
+    thread.start()
+    try:
+        yield blocked_at
+    finally:
+        over.set()
+        heartbeat.cancel()
+        await wait_out([heartbeat])
+        thread.join()

@@ -1,7 +1,4 @@
-"""A state machine that compares a tier with a dictionary over random sequences of calls.
-
-A load may miss, but must never return a wrong byte. Hypothesis shortens failing sequences.
-"""
+"""A state machine that compares a tier with a dictionary over random sequences of calls."""
 
 from __future__ import annotations
 
@@ -45,19 +42,18 @@ _TURNS = st.integers(0, 12)
 
 
 class TierMachine(RuleBasedStateMachine):
-    """A state machine that calls a tier, and records the versions that each key may hold."""
+    """A state machine that calls a tier, and records the versions that a load may return."""
 
-    #: Makes the tier under test, once for each sequence of calls.
-    make_subject: ClassVar[Callable[[], TierSubject]]
+    make_subject: ClassVar[Callable[[], TierSubject]]  # called once for each sequence of calls
 
     def __init__(self) -> None:
         super().__init__()
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        # For each key, the versions that a load may return: all stored since the last delete.
-        self._may_hold: list[set[int]] = [set() for _ in self._keys]
+        self._may_hold: list[set[int]] = [set() for _ in self._keys]  # versions since a delete
         self._versions = 0
+        self._cancelled: set[int] = set()  # versions whose store may still end after a deletion
         self._run(self._open())
 
     @rule(chunks=_BATCHES)
@@ -91,15 +87,13 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._can(Capability.DELETE))
     @rule(chunks=_BATCHES)
     def delete(self, chunks: Sequence[int]) -> None:
-        """Delete a batch of chunks. Later loads of these chunks must miss."""
         self._run(self._probe.delete([self._keys[chunk] for chunk in chunks]))
         for chunk in chunks:
-            self._may_hold[chunk].clear()
+            self._may_hold[chunk] &= self._cancelled
 
     @precondition(lambda self: self._can(Capability.TOUCH))
     @rule(chunks=_BATCHES)
     def touch(self, chunks: Sequence[int]) -> None:
-        """Touch a batch of chunks. The call must not change any chunk."""
         self._run(self._probe.touch([self._keys[chunk] for chunk in chunks]))
 
     @precondition(lambda self: self._can(Capability.SCAN))
@@ -150,7 +144,9 @@ class TierMachine(RuleBasedStateMachine):
 
     async def _cancel(self, operation: str, chunk: int, turns: int) -> None:
         if operation == "store":
-            lent = self._full(chunk, self._new_version(chunk))
+            version = self._new_version(chunk)
+            self._cancelled.add(version)
+            lent = self._full(chunk, version)
         else:
             lent = self._probe.empty(self._keys[chunk])
         if not await start_and_cancel(self._probe, operation, lent, turns):

@@ -6,78 +6,70 @@ from collections.abc import Iterable
 from itertools import cycle
 
 from kvtier_sdk.errors import ChunkNotFoundError, TierCapacityError
-from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.testing.conformance.probe import Probe, describe
-from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject, tier_spec
 from kvtier_sdk.types import Capability, Medium, OffloadKey
 
 _MORE_THAN_FIT = 100
-#: A pause between one and two seconds, because some stores record times in whole seconds.
+#: A pause of more than a second, because some stores record times in whole seconds.
 _RESOLUTION_S = 1.5
 
 
-@check(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
-async def check_delete_forgets(subject: TierSubject) -> None:
+@check_opened(Capability.DELETE, says="Delete chunks; ignore missing chunks.")
+async def check_delete_forgets(subject: TierSubject, probe: Probe) -> None:
     """Delete removes the given chunks and no others, and ignores missing chunks."""
-    async with subject.opened() as probe:
-        kept = await probe.put(subject.new_keys(3))
-        if len(kept) < 3:
-            return
-        first, middle, last = kept
-        await probe.delete([first, *subject.new_keys(1), last])
-        if any(await probe.lookup([first, last])):
-            raise Breach("lookup finds a chunk that was deleted")
-        for key in (first, last):
-            found = await probe.get(key)
-            if not isinstance(found, ChunkNotFoundError):
-                raise Breach(f"loading a chunk that was deleted gave {describe(found)}")
-        await probe.expect(middle, 0)
-        if await probe.put([first], version=1):
-            await probe.expect(first, 1)
+    first, middle, last = await probe.put_all(3)
+    await probe.delete([first, *subject.new_keys(1), last])
+    if any(await probe.lookup([first, last])):
+        raise Breach("lookup finds a chunk that was deleted")
+    for key in (first, last):
+        found = await probe.get(key)
+        if not isinstance(found, ChunkNotFoundError):
+            raise Breach(f"loading a chunk that was deleted gave {describe(found)}")
+    await probe.expect(middle, 0)
+    if await probe.put([first], version=1):
+        await probe.expect(first, 1)
 
 
-@check(Capability.TOUCH, says="Mark chunks as just used; ignore unknown chunks.")
-async def check_touch_changes_nothing(subject: TierSubject) -> None:
+@check_opened(Capability.TOUCH, says="Mark chunks as just used; ignore unknown chunks.")
+async def check_touch_changes_nothing(subject: TierSubject, probe: Probe) -> None:
     """Touch changes no chunk, and ignores unknown keys."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(2))
-        (absent,) = subject.new_keys(1)
-        await probe.touch([*stored, absent])
-        for key in stored:
-            await probe.expect(key, 0)
-        if await probe.lookup([absent]) != [False]:
-            raise Breach("lookup finds a chunk that was touched but never stored")
+    stored = await probe.put(subject.new_keys(2))
+    (absent,) = subject.new_keys(1)
+    await probe.touch([*stored, absent])
+    for key in stored:
+        await probe.expect(key, 0)
+    if await probe.lookup([absent]) != [False]:
+        raise Breach("lookup finds a chunk that was touched but never stored")
 
 
-@check(Capability.SCAN, says="Iterate over the stored chunks of this namespace.")
-async def check_scan_lists_what_is_stored(subject: TierSubject) -> None:
+@check_opened(Capability.SCAN, says="Iterate over the stored chunks of this namespace.")
+async def check_scan_lists_what_is_stored(subject: TierSubject, probe: Probe) -> None:
     """Scan lists every stored chunk once, with the length of its object."""
-    async with subject.opened() as probe:
-        before = {entry.key for entry in await probe.scan()}
-        lengths = dict(zip(subject.new_keys(3), cycle(probe.object_lengths()), strict=False))
-        stored = await probe.put(lengths, object_lengths=lengths.values())
-        entries = await probe.scan()
-        if strangers := {entry.key for entry in entries} - before - set(stored):
-            raise Breach(f"scan lists a chunk that was never stored: {strangers.pop().hex()}")
-        for key in stored:
-            listed = [entry.object_bytes for entry in entries if entry.key == key]
-            if listed != [lengths[key]]:
-                raise Breach(
-                    f"an object of {lengths[key]} bytes was stored; scan lists "
-                    + (f"it with {listed}" if listed else "nothing under its key")
-                )
+    before = {entry.key for entry in await probe.scan()}
+    lengths = dict(zip(subject.new_keys(3), cycle(probe.object_lengths()), strict=False))
+    stored = await probe.put(lengths, object_lengths=lengths.values())
+    entries = await probe.scan()
+    if strangers := {entry.key for entry in entries} - before - set(stored):
+        raise Breach(f"scan lists a chunk that was never stored: {strangers.pop().hex()}")
+    for key in stored:
+        listed = [entry.object_bytes for entry in entries if entry.key == key]
+        if listed != [lengths[key]]:
+            raise Breach(
+                f"an object of {lengths[key]} bytes was stored; scan lists "
+                + (f"it with {listed}" if listed else "nothing under its key")
+            )
 
 
-@check(Capability.USAGE, says="Return how full the tier is.")
-async def check_usage_counts_what_is_stored(subject: TierSubject) -> None:
+@check_opened(Capability.USAGE, says="Return how full the tier is.")
+async def check_usage_counts_what_is_stored(subject: TierSubject, probe: Probe) -> None:
     """Usage counts at least the chunks that were stored, by this instance or another."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(4))
-        await _check_usage(probe, len(stored), "")
-        if subject.tier_class.medium is Medium.STORAGE:
-            async with subject.opened() as other:
-                await _check_usage(other, len(stored), " of a second instance")
+    stored = await probe.put(subject.new_keys(4))
+    await _check_usage(probe, len(stored), "")
+    if subject.tier_class.medium is Medium.STORAGE:
+        async with subject.opened() as other:
+            await _check_usage(other, len(stored), " of a second instance")
 
 
 async def _check_usage(probe: Probe, stored: int, whose: str) -> None:
@@ -174,13 +166,12 @@ async def _wait_for_expiry(probe: Probe, key: OffloadKey, *, in_use: bool = Fals
 )
 async def check_namespaces_are_listed(subject: TierSubject) -> None:
     """Every namespace with a chunk is listed once, with the facts of its manifest."""
-    theirs = Namespace({**subject.namespace.facts, "dtype": "another"})
     stored = []
-    for namespace in (subject.namespace, theirs):
+    for namespace in (subject.namespace, subject.new_namespace()):
         async with subject.opened(namespace=namespace) as probe:
             if await probe.put(subject.new_keys(1)):
                 stored.append(namespace)
-    async with subject.opened(namespace=_unused(subject), maintenance=True) as probe:
+    async with subject.opened(namespace=subject.new_namespace(), maintenance=True) as probe:
         found = await probe.namespaces()
     for namespace in stored:
         listed = [one for one in found if one.fingerprint == namespace.fingerprint]
@@ -196,7 +187,7 @@ async def check_namespaces_are_listed(subject: TierSubject) -> None:
 @check(Capability.NAMESPACES, Medium.STORAGE, says="``open`` makes no namespace and evicts nothing")
 async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
     """A tier that is opened for maintenance leaves no trace of a namespace without chunks."""
-    unused = _unused(subject)
+    unused = subject.new_namespace()
     async with subject.opened() as probe:
         await probe.put(subject.new_keys(1))
     async with subject.opened(namespace=unused, maintenance=True) as probe:
@@ -220,7 +211,6 @@ async def check_maintenance_records_no_use(subject: TierSubject) -> None:
     async with subject.opened() as engine, subject.opened(maintenance=True) as probe:
         stored = await engine.put(subject.new_keys(2))
         before = {entry.key: entry.used_s for entry in await probe.scan()}
-        # Sleep, because some stores record times in whole seconds.
         await subject.clock.sleep(_RESOLUTION_S)
         await probe.lookup(stored)
         for key in stored:
@@ -232,7 +222,3 @@ async def check_maintenance_records_no_use(subject: TierSubject) -> None:
         used_s, then_s = after[key], before.get(key)
         if used_s is not None and then_s is not None and used_s >= then_s + _RESOLUTION_S:
             raise Breach("a chunk that was read for maintenance counts as used just now")
-
-
-def _unused(subject: TierSubject) -> Namespace:
-    return Namespace({**subject.namespace.facts, "dtype": "of no engine"})

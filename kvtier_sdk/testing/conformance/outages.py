@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from kvtier_sdk.aio.clock import Clock, wait_out
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 from kvtier_sdk.testing.conformance.probe import Probe, describe
-from kvtier_sdk.testing.conformance.rules import Breach, Hook, check
+from kvtier_sdk.testing.conformance.rules import Breach, Hook, check, check_opened
 from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Capability, OffloadKey
 
 _RETRYABLE = "true if the same call may soon succeed"
 _UNREACHABLE = "the store is unreachable"
 _HANGS = "the store hangs"
-#: Larger than a socket's buffers, because only then can an outage interrupt a transfer.
+#: Larger than a socket's buffers, because an outage cannot interrupt a smaller transfer.
 _CHUNK_BYTES = 1 << 20
 _MOVERS = 4
 _PAUSE_S = 0.0002
 _LOOKS = 200
 
 
-@check(Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup.")
-async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
+@check_opened(
+    Hook.BREAK_CONNECTION, says="An outage is a TierUnavailableError, never False from lookup."
+)
+async def check_an_outage_is_no_miss(subject: TierSubject, probe: Probe) -> None:
     """While the store is unreachable, every call that needs it fails with TierUnavailableError."""
-    async with subject.opened() as probe:
-        stored = await probe.put(subject.new_keys(1))
-        (absent,) = subject.new_keys(1)
-        await subject.call(Hook.BREAK_CONNECTION)
-        try:
-            for key in (absent, *stored):
-                _check_answer(_UNREACHABLE, "lookup", await _answer(_lookup(probe, key)))
-                _check_answer(_UNREACHABLE, "load", await _answer(_load(probe, key)))
-            _check_answer(_UNREACHABLE, "store", await _answer(_store(probe, absent)))
-            if stored and Capability.DELETE in subject.tier_class.capabilities:
-                _check_error("delete", await _answer(probe.delete(stored)))
-            if Capability.SCAN in subject.tier_class.capabilities:
-                _check_error("scan", await _answer(probe.scan()))
-        finally:
-            if subject.has(Hook.RESTORE_CONNECTION):
-                await subject.call(Hook.RESTORE_CONNECTION)
+    stored = await probe.put(subject.new_keys(1))
+    (absent,) = subject.new_keys(1)
+    await subject.call(Hook.BREAK_CONNECTION)
+    try:
+        for key in (absent, *stored):
+            _check_answer(_UNREACHABLE, "lookup", await _answer(_lookup(probe, key)))
+            _check_answer(_UNREACHABLE, "load", await _answer(_load(probe, key)))
+        _check_answer(_UNREACHABLE, "store", await _answer(_store(probe, absent)))
+        if stored and Capability.DELETE in subject.tier_class.capabilities:
+            _check_error("delete", await _answer(probe.delete(stored)))
+        if Capability.SCAN in subject.tier_class.capabilities:
+            _check_error("scan", await _answer(probe.scan()))
+    finally:
+        if subject.has(Hook.RESTORE_CONNECTION):
+            await subject.call(Hook.RESTORE_CONNECTION)
 
 
 @check(
@@ -52,41 +54,34 @@ async def check_an_outage_is_no_miss(subject: TierSubject) -> None:
 async def check_an_outage_in_mid_transfer_damages_nothing(subject: TierSubject) -> None:
     """An outage during a transfer never makes a load return wrong bytes."""
     async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
-        for mover in await _moved_through_an_outage(probe):
-            if mover.breach is not None:
-                raise mover.breach
+        for breach in await _breaches_in_an_outage(probe):
+            raise breach
 
 
 @check(Hook.BREAK_CONNECTION, Hook.RESTORE_CONNECTION, says=_RETRYABLE)
 async def check_a_tier_comes_back_after_an_outage(subject: TierSubject) -> None:
     """After an outage the tier works again, without being reopened."""
     async with subject.opened(chunk_bytes=_CHUNK_BYTES) as probe:
-        await _moved_through_an_outage(probe)
+        await _breaches_in_an_outage(probe)
         await _check_recovery(probe, "outage")
 
 
-@check(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
-async def check_a_hang_is_no_miss(subject: TierSubject) -> None:
+@check_opened(Hook.FREEZE, Hook.UNFREEZE, says="The tier did not answer in time.")
+async def check_a_hang_is_no_miss(subject: TierSubject, probe: Probe) -> None:
     """While the store hangs, calls wait, or fail with TierTimeoutError or TierUnavailableError."""
-    async with subject.opened() as probe:
-        keys = await probe.put(subject.new_keys(2))
-        if not keys:
-            return
-        for operation, answer in (await _answers_of_a_hung_store(probe, keys)).items():
-            if not isinstance(answer, TierTimeoutError):
-                _check_answer(_HANGS, operation, answer)
+    keys = await probe.put_all(2)
+    for operation, answer in (await _answers_of_a_hung_store(probe, keys)).items():
+        if not isinstance(answer, TierTimeoutError):
+            _check_answer(_HANGS, operation, answer)
 
 
-@check(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
-async def check_a_tier_comes_back_after_a_hang(subject: TierSubject) -> None:
+@check_opened(Hook.FREEZE, Hook.UNFREEZE, says=_RETRYABLE)
+async def check_a_tier_comes_back_after_a_hang(subject: TierSubject, probe: Probe) -> None:
     """After a hang the tier works again, without being reopened."""
-    async with subject.opened() as probe:
-        keys = await probe.put(subject.new_keys(2))
-        if not keys:
-            return
-        await _answers_of_a_hung_store(probe, keys)
-        await _check_recovery(probe, "hang")
-        await probe.expect(keys[0], 0)
+    keys = await probe.put_all(2)
+    await _answers_of_a_hung_store(probe, keys)
+    await _check_recovery(probe, "hang")
+    await probe.expect(keys[0], 0)
 
 
 async def _lookup(probe: Probe, key: OffloadKey) -> bool:
@@ -109,7 +104,6 @@ async def _store(probe: Probe, key: OffloadKey) -> TierError | None:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Return the call's result, or the TierError that it raised."""
     try:
         return await call
     except TierError as error:
@@ -130,7 +124,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that a lookup succeeds within the timeout, followed by a store and a load."""
+    """Require that a lookup succeeds within the timeout, and then a store and a load."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):
@@ -156,7 +150,7 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
             "load": _load(probe, keys[0]),
             "store": _store(probe, absent),
         }
-        if keys[1:] and Capability.DELETE in probe.tier.capabilities:
+        if Capability.DELETE in probe.tier.capabilities:
             calls["delete"] = probe.delete(keys[1:])
         for operation, call in calls.items():
             tasks[operation] = probe.start(_answer(call), f"{operation} of a store that hangs")
@@ -173,8 +167,8 @@ async def _answers_of_a_hung_store(probe: Probe, keys: Sequence[OffloadKey]) -> 
     return answers
 
 
-async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
-    """Store and load chunks before, during and after an outage; return the movers."""
+async def _breaches_in_an_outage(probe: Probe) -> list[Breach]:
+    """Store and load chunks before, during and after an outage; return the breaches."""
     subject = probe.subject
     movers = [_Mover(probe, key) for key in subject.new_keys(_MOVERS)]
     tasks: list[asyncio.Task[None]] = []
@@ -195,7 +189,7 @@ async def _moved_through_an_outage(probe: Probe) -> list[_Mover]:
         for mover in movers:
             mover.goes_on = False
         await wait_out(tasks)
-    return movers
+    return [breach for mover in movers for breach in mover.breaches]
 
 
 class _Mover:
@@ -205,38 +199,33 @@ class _Mover:
         self.calls = 0
         self.doing = ""
         self.goes_on = True
-        self.breach: Breach | None = None
+        self.breaches: list[Breach] = []
         self._probe = probe
-        self._key = key
         self._content = probe.content(key)
         self._empty = bytes(len(self._content))
         self._lent = probe.empty(key)
 
     async def move(self) -> None:
-        while self.goes_on:
-            await self._attempt("store", self._store())
-            await self._attempt("load", self._load())
-
-    async def _store(self) -> None:
-        self._lent.fill(self._content)
-        await self._probe.store([self._lent])
-
-    async def _load(self) -> None:
-        self._lent.fill(self._empty)
-        verdicts = await self._probe.load([self._lent])
-        if verdicts == [None] and self._lent.content != self._content:
-            self._probe.check_content(self._key, self._lent.content, [0])
-
-    async def _attempt(self, operation: str, call: Awaitable[None]) -> None:
-        self.doing = operation
-        try:
-            await call
-        except Breach as breach:
-            self.breach = breach
-        self.doing = ""
-        self.calls += 1
-        # Pause, because a tier that answers immediately would otherwise block the other movers.
-        await self._probe.subject.clock.sleep(_PAUSE_S)
+        probe, lent = self._probe, self._lent
+        for operation in cycle(("store", "load")):
+            if not self.goes_on:
+                return
+            self.doing = operation
+            try:
+                if operation == "store":
+                    lent.fill(self._content)
+                    await probe.store([lent])
+                else:
+                    lent.fill(self._empty)
+                    verdicts = await probe.load([lent])
+                    if verdicts == [None] and lent.content != self._content:
+                        probe.check_content(lent.key, lent.content, [0])
+            except Breach as breach:
+                self.breaches.append(breach)
+            self.doing = ""
+            self.calls += 1
+            # Pause, because a tier that answers immediately would otherwise block the other movers.
+            await probe.subject.clock.sleep(_PAUSE_S)
 
 
 async def _moved_on(clock: Clock, movers: Sequence[_Mover]) -> None:

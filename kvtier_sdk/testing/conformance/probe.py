@@ -31,6 +31,7 @@ from kvtier_sdk.types import Entry, OffloadKey, RequestContext, Transfer
 if TYPE_CHECKING:
     from kvtier_sdk.testing.conformance.subject import TierSubject
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 REQUEST = RequestContext("conformance")
@@ -45,10 +46,10 @@ def content_of(key: OffloadKey, version: int, size_bytes: int) -> bytes:
 
 
 class Probe:
-    """A caller of one tier instance. Each call has a timeout, and a malformed answer is a breach.
+    """Calls one tier instance with a timeout. A malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes each chunk's verdict. The probe retries
-    lookups, stores and loads after a retryable error. A call without verdicts raises its error.
+    lookups, stores and loads after a retryable error. Calls that return no verdicts raise errors.
 
     Args:
         subject: the tier under test.
@@ -78,11 +79,9 @@ class Probe:
 
     async def lookup(self, keys: Sequence[OffloadKey]) -> list[bool]:
         """Call the tier's ``lookup``, and return one boolean for each of ``keys``."""
-
-        def ask(part: Sequence[int]) -> Awaitable[Any]:
-            return self.tier.lookup([keys[index] for index in part], REQUEST)
-
-        answers = await self._answers("lookup", keys, ask, found_in)
+        answers = await self._answers(
+            "lookup", keys, keys, lambda part: self.tier.lookup(part, REQUEST), found_in
+        )
         for answer in answers:
             if isinstance(answer, TierError):
                 raise answer
@@ -139,14 +138,12 @@ class Probe:
         length ``object_bytes``, by default full length. ``replace`` is for a store that must
         replace the chunk.
         """
-        context = self.tier.context
         return LentBuffers(
             self.subject.memory,
             key,
             REQUEST,
-            header_bytes=context.header_bytes,
-            payload_bytes=(object_bytes or self.object_bytes) - context.header_bytes,
-            digest_bytes=context.digest_bytes,
+            self.tier.context,
+            object_bytes=object_bytes or self.object_bytes,
             shift_bytes=shift_bytes,
             replace=replace,
         )
@@ -190,9 +187,15 @@ class Probe:
 
     async def put_one(self) -> OffloadKey:
         """Store a chunk under a new key, and return the key. If the tier is full, end the check."""
-        for key in await self.put(self.subject.new_keys(1)):
-            return key
-        raise NoRoom
+        (key,) = await self.put_all(1)
+        return key
+
+    async def put_all(self, count: int) -> list[OffloadKey]:
+        """Store ``count`` new chunks, and return their keys. If the tier is full, end the check."""
+        kept = await self.put(self.subject.new_keys(count))
+        if len(kept) < count:
+            raise NoRoom
+        return kept
 
     async def get(self, key: OffloadKey, **lent_as: Any) -> bytes | TierError:
         """Load ``key``; return its content or the error. ``lent_as`` is as in :meth:`full`."""
@@ -234,8 +237,8 @@ class Probe:
     async def bounded(self, awaitable: Awaitable[T], operation: str) -> T:
         """Wait for ``awaitable``, a call to the tier, with the subject's timeout.
 
-        A call that does not end is a breach, and so is any error except a TierError. Only the
-        ``operation`` ``open`` may also raise a ConfigError.
+        A call that does not end is a breach, and so is any error except a TierError. ``operation``
+        is the call's name; only ``open`` may also raise a ConfigError.
         """
         task = asyncio.ensure_future(awaitable)
         if not await self.ends(task):
@@ -278,34 +281,38 @@ class Probe:
 
     async def _move(self, operation: str, batch: Sequence[LentBuffers]) -> list[TierError | None]:
         method: Callable[[Sequence[Transfer]], Awaitable[Any]] = getattr(self.tier, operation)
-
-        def move(part: Sequence[int]) -> Awaitable[Any]:
-            return method([batch[index].transfer for index in part])
-
-        return await self._answers(operation, [lent.key for lent in batch], move, verdicts_in)
+        keys = [lent.key for lent in batch]
+        return await self._answers(
+            operation, keys, batch, lambda part: method([one.transfer for one in part]), verdicts_in
+        )
 
     async def _answers(
         self,
         operation: str,
         keys: Sequence[OffloadKey],
-        call: Callable[[Sequence[int]], Awaitable[Any]],
+        items: Sequence[S],
+        call: Callable[[list[S]], Awaitable[Any]],
         read: Callable[[Any, int], list[T]],
     ) -> list[T | TierError]:
-        """Call the tier with the positions of ``keys`` until no answer is a retryable error."""
+        """Call the tier with ``items``, one for each of ``keys``; repeat after retryable errors."""
         options = self.subject.spec.runner
         answers: dict[int, T | TierError] = {}
-        for part in self._calls(keys):
-            tried = list(part)
+        for tried in self._calls(keys):
             for attempt in range(options.retries + 1):
                 found: Sequence[T | TierError]
                 try:
-                    found = read(await self.bounded(call(tried), operation), len(tried))
+                    answer = await self.bounded(call([items[at] for at in tried]), operation)
+                    found = read(answer, len(tried))
                 except TierError as error:
                     found = [error] * len(tried)
                 except NonsenseError as nonsense:
                     raise Breach(f"{operation} returned {nonsense}") from None
                 answers |= zip(tried, found, strict=True)
-                tried = [at for at in tried if _is_retryable(answers[at])]
+                tried = [
+                    at
+                    for at, one in zip(tried, found, strict=True)
+                    if isinstance(one, TierError) and one.retryable
+                ]
                 if not tried or attempt == options.retries:
                     break
                 await self.subject.clock.sleep(options.retry_delay_s * 2**attempt)
@@ -314,10 +321,6 @@ class Probe:
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
         """Split the positions of ``keys`` into the SDK's batches, at least one."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
-
-
-def _is_retryable(answer: object) -> bool:
-    return isinstance(answer, TierError) and answer.retryable
 
 
 def _mismatch(found: bytes, allowed: Iterable[bytes]) -> str:
@@ -330,7 +333,6 @@ def _mismatch(found: bytes, allowed: Iterable[bytes]) -> str:
 
 
 def is_miss(error: TierError) -> bool:
-    """Return true if an error means that the chunk is absent or damaged."""
     return isinstance(error, ChunkNotFoundError | CorruptChunkError)
 
 
@@ -347,7 +349,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Cancel a call after ``turns`` runs of the loop and ``delay_s``; return true if it ends."""
+    """Cancel a call after ``turns`` loop runs and ``delay_s``; return true if it has ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -36,23 +36,21 @@ class CheckResult:
 
 
 def run_kit(subject: TierSubject) -> Iterator[CheckResult]:
-    """Check each rule when the iterator reaches it; call it where no event loop runs.
+    """Check one rule after another, and yield the results. Call this where no event loop runs.
 
-    ``subject`` is the tier under test. Without Hypothesis, sequences of calls are skipped.
+    ``subject`` is the tier under test. Without Hypothesis, the random sequences are skipped.
     """
-    for check in CHECKS.values():
-        yield _result_of(check.name, check.rule, partial(run_check, check, subject))
-    yield _result_of("tier_state_machine", ANY_SEQUENCE, partial(_run_sequences, subject))
-
-
-def _result_of(name: str, rule: str, run: Callable[[], None]) -> CheckResult:
-    try:
-        run()
-    except CheckSkipped as reason:
-        return CheckResult(name, rule, "skipped", str(reason))
-    except ConformanceError as error:
-        return CheckResult(name, rule, "failed", str(error).removeprefix(rule).strip())
-    return CheckResult(name, rule, "passed")
+    runs = [(one.name, one.rule, partial(run_check, one, subject)) for one in CHECKS.values()]
+    runs.append(("tier_state_machine", ANY_SEQUENCE, partial(_run_sequences, subject)))
+    for name, rule, run in runs:
+        try:
+            run()
+        except CheckSkipped as reason:
+            yield CheckResult(name, rule, "skipped", str(reason))
+        except ConformanceError as error:
+            yield CheckResult(name, rule, "failed", str(error).removeprefix(rule).strip())
+        else:
+            yield CheckResult(name, rule, "passed")
 
 
 def _run_sequences(subject: TierSubject) -> None:
@@ -64,7 +62,7 @@ def _run_sequences(subject: TierSubject) -> None:
     from hypothesis.configuration import set_hypothesis_home_dir
 
     with TemporaryDirectory() as directory:
-        # Hypothesis would leave its files in the current directory.
+        # By default, Hypothesis leaves files in the current directory.
         set_hypothesis_home_dir(directory)
         try:
             run_sequences(subject)

@@ -1,4 +1,4 @@
-"""The definition of checks, their errors, and the hooks that a tier's author can provide."""
+"""Definitions of checks, of their errors, and of the hooks that enable checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,6 +18,7 @@ from kvtier_sdk.runner.loop_thread import end_event_loop
 from kvtier_sdk.types import Capability, Medium
 
 if TYPE_CHECKING:
+    from kvtier_sdk.testing.conformance.probe import Probe
     from kvtier_sdk.testing.conformance.subject import TierSubject
 
 
@@ -46,11 +48,11 @@ class Breach(Exception):  # noqa: N818  # it becomes a ConformanceError, which h
 
 
 class NoRoom(Exception):  # noqa: N818
-    """A tier that may be full has refused a chunk. The check ends without a finding."""
+    """A tier that may be full has refused a chunk. The check ends, and counts as passed."""
 
 
 class Hook(Enum):
-    """The functions that an author can provide to have more rules checked."""
+    """Optional functions of a tier's author. Each enables further checks."""
 
     READ_RAW = "read_raw"
     WRITE_RAW = "write_raw"
@@ -65,10 +67,13 @@ class Hook(Enum):
     AGING_TIER = "aging_tier"
 
 
+_KIT = Path(__file__).parents[1]
+
 #: A requirement of a check. The kit skips the check if the requirement is not met.
 Need: TypeAlias = Capability | Hook | Medium
 
 CheckFunction: TypeAlias = Callable[["TierSubject"], Coroutine[Any, Any, None]]
+_OpenedCheck: TypeAlias = Callable[["TierSubject", "Probe"], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,6 @@ class Check:
 ANY_SEQUENCE = (
     "After any sequence of calls, a load returns what was stored under its key, or misses."
 )
-#: The reason for skipping a check after ``write_raw`` has declined every object.
 DECLINED = "write_raw declined every object"
 
 _checks: dict[str, Check] = {}
@@ -111,12 +115,26 @@ def check(*needs: Need, says: str) -> Callable[[CheckFunction], CheckFunction]:
         rule = (body.__doc__ or "").partition("\n")[0]
 
         async def run(subject: TierSubject) -> None:
-            for reason in _missing(subject, needs):
-                raise CheckSkipped(reason)
+            _require(subject, needs)
             with judged(name, rule, says):
                 await body(subject)
 
         _checks[name] = Check(name, rule, says, needs, run)
+        return run
+
+    return decorate
+
+
+def check_opened(*needs: Need, says: str) -> Callable[[_OpenedCheck], CheckFunction]:
+    """Register a check of an instance that the kit opens and closes."""
+
+    def decorate(body: _OpenedCheck) -> CheckFunction:
+        @check(*needs, says=says)
+        @wraps(body)
+        async def run(subject: TierSubject) -> None:
+            async with subject.opened() as probe:
+                await body(subject, probe)
+
         return run
 
     return decorate
@@ -145,26 +163,22 @@ def judged(name: str, rule: str, says: str) -> Iterator[None]:
         what = f"the store is in order, but the tier raised {type(error).__name__}: {error}"
         raise ConformanceError(name, rule, what, says) from error
     except Exception as error:
-        # Handle any error, because a hook or the tier's constructor may raise one.
-        raise ConformanceError(name, rule, _unexpected(error), says) from error
+        # Catch every class of error, because hooks and the tier's constructor are foreign code.
+        # Name the innermost line outside the kit, because the fault is not in the kit.
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
+        where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+        what = f"the check was ended by {type(error).__name__}: {error}{where}"
+        raise ConformanceError(name, rule, what, says) from error
 
 
-def _unexpected(error: Exception) -> str:
-    """Describe an exception, and name the innermost line outside the kit in its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not Path(frame.filename).is_relative_to(_KIT)]
-    where = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
-    return f"the check was ended by {type(error).__name__}: {error}{where}"
-
-
-_KIT = Path(__file__).parents[1]
-
-
-def _missing(subject: TierSubject, needs: tuple[Need, ...]) -> Iterator[str]:
+def _require(subject: TierSubject, needs: tuple[Need, ...]) -> None:
     for need in needs:
         if isinstance(need, Capability) and need not in subject.tier_class.capabilities:
-            yield f"capability {need.name} is not declared"
-        elif isinstance(need, Medium) and need is not subject.tier_class.medium:
-            yield f"medium {subject.tier_class.medium.name} is declared, not {need.name}"
-        elif isinstance(need, Hook) and not subject.has(need):
-            yield f"no hook: {need.value}"
+            raise CheckSkipped(f"capability {need.name} is not declared")
+        if isinstance(need, Medium) and need is not subject.tier_class.medium:
+            raise CheckSkipped(
+                f"medium {subject.tier_class.medium.name} is declared, not {need.name}"
+            )
+        if isinstance(need, Hook) and not subject.has(need):
+            raise CheckSkipped(f"no hook: {need.value}")

@@ -1,4 +1,4 @@
-"""Checks that use a tier like an engine, through a runner and with a pool's slots."""
+"""Checks that run a tier as an engine does, in a runner and with a pool's slots."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import itertools
 import logging
+import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kvtier_sdk.aio.clock import Clock, SystemClock
-from kvtier_sdk.chunk_header import header_bytes, round_up
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.contract import ReportRemoved, SecondaryTierManager, TierContext
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.tier import RunnerOptions
-from kvtier_sdk.registry import BackendInfo, check_backend, load_codec
+from kvtier_sdk.registry import BackendInfo, check_backend
 from kvtier_sdk.testing.conformance.buffers import LentMemory
 from kvtier_sdk.testing.conformance.probe import Probe
 from kvtier_sdk.testing.conformance.rules import Hook
@@ -89,8 +87,6 @@ class TierSubject:
         check_backend(
             self.tier_class, BackendInfo(self.spec.name, "this test", "(not loaded)", place)
         )
-        self._salt = uuid.uuid4().bytes
-        self._numbers = itertools.count()
         self.memory: LentMemory = LentMemory(
             max(_MIN_LENT_BYTES, _LENT_CHUNKS * (self.chunk_bytes + _BESIDE_BYTES))
         )
@@ -132,15 +128,14 @@ class TierSubject:
         if chunk_bytes is not None:
             namespace = namespace or self.namespace.for_chunks(chunk_bytes)
         spec = spec or self.spec
-        alignment = spec.tier_class.alignment
         chunk_bytes = chunk_bytes or self.chunk_bytes
-        codec = load_codec(spec.runner.codec) if spec.runner.codec is not None else None
+        header_bytes, payload_bytes = spec.object_lengths(chunk_bytes)
         return TierContext(
             name=spec.name,
             namespace=namespace or self.namespace,
             chunk_bytes=chunk_bytes,
-            header_bytes=header_bytes(alignment, codec.envelope_bytes if codec else 0),
-            payload_bytes=round_up(chunk_bytes, alignment),
+            header_bytes=header_bytes,
+            payload_bytes=payload_bytes,
             clock=self.clock,
             logger=logging.getLogger(f"kvtier.tier.{spec.name}"),
             report_removed=report_removed or (lambda keys, **why: None),
@@ -170,4 +165,4 @@ class TierSubject:
 
     def new_hash(self) -> bytes:
         """Generate an unused chain hash of 32 bytes."""
-        return hashlib.sha256(self._salt + next(self._numbers).to_bytes(8, "big")).digest()
+        return os.urandom(32)

@@ -58,11 +58,11 @@ class Engine:
             now_s = time.monotonic()
             while next_s <= now_s:
                 next_s += 1 / per_second
-                # Like an engine, serve a limited number of requests at once. Further requests wait.
+                # Like an engine, serve a limited number of requests at once.
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # Wait, because a call that hangs can outlive its job, and holds the slots until it ends.
+        # A call that hangs can outlive its job, and keeps the slots pinned until it ends.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -120,7 +120,7 @@ class Engine:
             outcome.wrong_bytes += self._content.wrong_bytes(key, self._pool.view(slot))
             outcome.revived += self.is_destroyed and self._written_s[key] < self.began_s
             outcome.compared_bytes += self._pool.chunk_bytes
-        # End the step, because an engine's device copies chunks while the model runs.
+        # An engine's device copies chunks while the model runs, so a step ends here.
         yield None
         call(manager.complete_load, found, context)
         stores = call(manager.prepare_store, rest, context)
@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Measure from the end of the second step, because the manager may ask the tier only
-                # then. Measure to this step's beginning, because the manager reads its clock later.
+                # Count from the second step's end, as the manager may query the tier only then.
+                # Count until this step's beginning, because the manager reads its clock later.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

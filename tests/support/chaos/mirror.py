@@ -1,7 +1,7 @@
-"""A mirror of a directory, served through FUSE, whose calls a test can make fail.
+"""A FUSE mirror of a directory, with faults on demand.
 
 ``python -m support.chaos.mirror BEHIND AT REFUSAL`` serves ``BEHIND`` at ``AT``. While the file
-``REFUSAL`` holds the name of an error, all calls fail with this error. With ``EROFS``, only
+``REFUSAL`` contains the name of an error, all calls fail with this error. With ``EROFS``, only
 calls that write fail. While the process is stopped (SIGSTOP), the file system does not answer.
 """
 

@@ -1,5 +1,3 @@
-"""Writes the page with the results of the scenarios."""
-
 from __future__ import annotations
 
 import os

@@ -229,7 +229,7 @@ class ServedPlace(Place):
 
 
 class RedisPlace(ServedPlace):
-    """A redis-server that logs each write before it replies, so that a kill loses no chunk."""
+    """A redis-server that logs each write before it replies. A kill loses no chunk."""
 
     _server: Server
 
@@ -289,7 +289,7 @@ class FilePlace(Place):
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
-        # Ignore errors, because the tier can create files in the directory meanwhile.
+        # The tier can create files in the directory meanwhile.
         shutil.rmtree(self._root, ignore_errors=True)
         yield
 

@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: A tier that does not start or recover within this time counts as lost.
 _PATIENCE_S = 60.0
-#: A store reported within this time after a destruction may have ended before the destruction.
+#: A store reported this soon after a destruction may have ended before it.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000
@@ -93,7 +93,7 @@ def _play(scenario: Scenario, place: Place, pace: Pace, seed: int) -> Outcome:
 
 
 class _Watch:
-    """A thread that begins and ends the fault; the engine's thread records the effects."""
+    """Begins and ends the fault in a thread, and records the effects in the engine's thread."""
 
     def __init__(
         self, manager: TieringManager, engine: Engine, outcome: Outcome, place: Place, pace: Pace

@@ -1,5 +1,3 @@
-"""The scenarios, each with a fault, a backend and a runner, and their outcomes."""
-
 from __future__ import annotations
 
 import re

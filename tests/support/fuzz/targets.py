@@ -1,7 +1,7 @@
-"""Fuzz targets. Each passes bytes to a reader, and fails if the reader breaks the rule.
+"""Fuzz targets. Each target passes bytes to a reader, and fails if the reader breaks this rule:
 
-The rule is the same for all readers: a reader accepts untrusted bytes as a whole, or refuses them
-with a declared error. No length in the bytes decides how much memory the reader allocates.
+A reader accepts untrusted bytes as a whole, or refuses them with a declared error. No length in the
+bytes decides how much memory the reader allocates.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from types import ModuleType
 
 import kvtier_s3.http
+from kvtier_file.budget import Budget
 from kvtier_file.ledger import Ledger, LedgerDamagedError
 from kvtier_file.shared_header import HeaderFile, SharedHeader
 from kvtier_file.usage_replica import UsageReplica
@@ -183,7 +184,7 @@ def ledger(data: bytes) -> None:
             with suppress(LedgerDamagedError):
                 list(Ledger(fd).read(0, ledger_bytes))
             header = SharedHeader(clean=True, generation=1, ledger_bytes=ledger_bytes)
-            replica = UsageReplica(None, _FINGERPRINT)
+            replica = UsageReplica(Budget(None, lambda _: None), _FINGERPRINT)
             if replica.catch_up(header, Ledger(fd)):
                 assert len(replica.budget) == replica.budget.used_bytes == 0
 

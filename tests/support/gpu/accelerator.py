@@ -16,7 +16,6 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: The clock rate of an H200. A device with a slower clock sleeps longer.
 _CYCLES_PER_S = 2_000_000_000
 
-#: The values of ``cudaStreamCaptureMode``.
 CAPTURE_MODES = {"relaxed": 2, "thread local": 1, "global": 0}
 
 
@@ -32,12 +31,10 @@ def device() -> torch.device:
 
 
 def computing() -> torch.cuda.Stream | None:
-    """Return the stream on which this thread computes; ``None`` without a device."""
     return torch.cuda.current_stream() if has_device() else None
 
 
 def sleep_on_stream(seconds: float) -> None:
-    """Keep the current stream busy for ``seconds``; do nothing without a device."""
     if has_device():
         torch.cuda._sleep(int(seconds * _CYCLES_PER_S))
 
@@ -71,6 +68,6 @@ class Runtime:
         status = int(self._end_capture(stream.cuda_stream, ctypes.byref(graph)))
         if graph.value is not None:
             self._destroy_graph(graph)
-        # Clear the last error, because torch checks it after each kernel.
+        # torch checks the last error after each kernel.
         self._take()
         return status

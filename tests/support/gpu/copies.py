@@ -1,5 +1,3 @@
-"""Helpers for several checks: blocks, workers, jobs, and comparisons of bytes."""
-
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +35,7 @@ def same(blocks: torch.Tensor, block_ids: Indices, host: Bytes, slots: Indices) 
 
 @contextlib.contextmanager
 def run_by_run(worker: OffloadWorker) -> Iterator[None]:
-    """Make a worker copy each run separately, without the driver's batch call."""
+    """Make a worker copy each run of bytes separately."""
     driver = getattr(worker._device, "driver", None)
     if driver is None:
         yield

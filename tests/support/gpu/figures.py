@@ -1,10 +1,7 @@
-"""The type of the fixture ``figure``."""
-
 from __future__ import annotations
 
 from typing import Protocol
 
 
 class Figure(Protocol):
-    def __call__(self, name: str, value: float | str, unit: str = "") -> None:
-        """Report a number with its unit, or a string."""
+    def __call__(self, name: str, value: float | str, unit: str = "") -> None: ...

@@ -1,5 +1,3 @@
-"""Host memory: slots in a mapping, and pools in the three kinds of memory."""
-
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +22,6 @@ def mapped(slots: int, part_bytes: int) -> Bytes:
 
 
 def pools(size_bytes: int) -> Iterator[tuple[str, HostPool]]:
-    """Yield the name of each kind of memory and a pool; the pool in /dev/shm may be smaller."""
     slots = size_bytes // MIB
     kinds: dict[str, Callable[[], HostPool]] = {
         "heap": lambda: HostPool(slots, MIB),

@@ -34,7 +34,7 @@ class Breach(AssertionError):  # noqa: N818  # the usual word for a broken rule
 
 
 class Journal:
-    """A log of a simulation's last actions, which are formatted only on demand."""
+    """Keeps a simulation's last actions, and formats them only on demand."""
 
     def __init__(
         self, now_s: Callable[[], float], echo: Callable[[str], None] | None = None

@@ -13,7 +13,7 @@ _CONVERSATIONS = 6
 
 
 class ChunkTree:
-    """A tree of prompts. Each letter of a path stands for one chunk in each KV-cache group."""
+    """A tree of prompts. Each letter of a path is one chunk in each KV-cache group."""
 
     def __init__(self, groups: int, depth: int, chunk_bytes: int, rng: random.Random) -> None:
         self.content: dict[OffloadKey, bytes] = {}

@@ -53,7 +53,7 @@ class Engine:
         self.requests: list[_Request] = []
         # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
-        # The number of chunks stored by ended requests. The manager offers them to no tier.
+        # The number of chunks that ended requests stored. No tier is offered these chunks.
         self.kept_back = 0
         self._manager = world.manager
         self._inside = world.inside
@@ -92,13 +92,13 @@ class Engine:
 
     def end_step(self, preempted: Sequence[str] = (), *, is_calm: bool = False) -> None:
         asked = None if is_calm else self._hints.of_operator()
-        # Give no pin during a prefetch, because the record cannot see a prefetch take a pin's room.
+        # The record cannot see a prefetch take the room of a pin.
         if asked is not None and asked.hint.verb is Verb.PIN and self._inside.prefetches:
             asked = None
         if asked is not None:
             self._note("operator", asked.hint, asked.session, asked.tenant)
             self._manager.give_hint(asked)
-            # Read the tiers' reports, so that the record sees the pool as the hint does.
+            # Read the tiers' reports now, so that the record and the hint see the same pool.
             if not self._manager.has_pending_work():
                 self._breach("pending work is told", "none, says the manager of a hint")
         with self._record.ending_step(asked):
@@ -214,7 +214,7 @@ class Engine:
 
     def _act(self, request: _Request) -> None:
         if request.phase is _Phase.WAITING:
-            # Skip some steps, because an engine need not look up all waiting requests in each step.
+            # An engine need not look up all waiting requests in each step.
             if self._rng.random() < 0.9:
                 self._look(request)
         elif request.phase is _Phase.LOADING:
@@ -231,7 +231,7 @@ class Engine:
             hits, pending = 0, True
         elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
-            # Read the manager's table, because the answer does not name the missing chunk.
+            # The answer does not name the missing chunk.
             request_id = request.context.request_id
             self.missed |= {(request_id, key) for key in self._inside.missed(request_id)}
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)

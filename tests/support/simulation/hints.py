@@ -70,7 +70,7 @@ class HintGiver:
         if kind == "unpin":
             table["pin"] = "0s"
         elif kind:
-            # Give at most one lease, so that the record can tell for which lease others made room.
+            # With two leases, the record could not tell which one ended other leases.
             lease: dict[str, Any] = {"for": rng.choice(_DURATIONS_S)}
             if rng.random() < 0.3:
                 first = rng.randrange(TOKENS * nodes)

@@ -49,7 +49,6 @@ class Inside:
         return len(self._manager._hints._prefetcher.waiting)
 
     def leases(self) -> dict[OffloadKey, tuple[str, str, float]]:
-        """Return the tenant, owner and end of each chunk's lease."""
         leases = self.primary.leases
         ends_s = leases._until_s
         return {
@@ -94,10 +93,10 @@ class Inside:
         """Call ``on_refused`` with the chunks that the admission policy keeps out of a tier."""
         choose = tier.admission.choose
 
-        def watched(slots: Sequence[Slot]) -> Sequence[Slot]:
-            chosen = choose(slots)
-            on_refused({slot.key for slot in slots} - {slot.key for slot in chosen})
-            return chosen
+        def watched(slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
+            chosen, others = choose(slots)
+            on_refused({slot.key for slot in others})
+            return chosen, others
 
         tier.admission.choose = watched  # type: ignore[method-assign]
 
@@ -120,7 +119,6 @@ class Inside:
 
     @staticmethod
     def quarantined(tier: ManagedTier) -> dict[int, Job]:
-        """Return the jobs whose I/O continues after their result."""
         return tier.client.jobs._quarantined
 
     @property

@@ -1,4 +1,4 @@
-"""The leases that the manager should have, from receipts, uses and the simulation's clock."""
+"""The leases that the manager should have, derived from receipts, uses and the clock."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that a tenant that got fewer chunks than it wanted could not get more."""
+        """Check that no more chunks could be leased to a tenant that wanted more."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"
@@ -131,7 +131,7 @@ class LeaseRecord:
             if len(reclaimed) > most:
                 self._breach("a tenant keeps its share", f"{tenant!r} lost {len(reclaimed)}")
             latest_s = max((self.held[key].until_s for key in reclaimed), default=0.0)
-            # End the leases of removed chunks too, because the leases may have ended first.
+            # A removed chunk's lease may have been reclaimed before the chunk was removed.
             self.end(its)
             for key, terms in self.held.items():
                 is_due = terms.tenant == tenant and terms.until_s < latest_s

@@ -139,7 +139,6 @@ class Ledger:
             self.counts[f"{report.direction.value} breaker opened"] += 1
 
     def taken(self, reports: Sequence[Report]) -> None:
-        """Record the reports that the manager reads."""
         for report in reports:
             if isinstance(report, JobResult):
                 job = self.pending.pop(report.job_id, None)
@@ -188,7 +187,7 @@ class Ledger:
                 )
 
     def may_touch(self, operation: Operation, slot: int | None, key: OffloadKey) -> bool:
-        """Return true if a job moves ``key`` in ``slot``; ``None`` stands for any slot."""
+        """Return true if a job moves ``key`` in ``slot``. ``None`` means any slot."""
         for job in self._under_way():
             if job.operation is operation:
                 for index, (name, place) in enumerate(zip(job.keys, job.slots, strict=True)):
@@ -351,7 +350,7 @@ class WatchedRunner(InlineRunner):
         return [*reports, *self._late(reports)]
 
     def _late(self, reports: Sequence[Report]) -> list[Report]:
-        """Note a poll's reports in the journal; sometimes return a second result of a past job."""
+        """Record a poll's reports in the journal; sometimes add an ended job's second result."""
         late: list[Report] = []
         if self._over and self._rng.random() < _LATE_RATE:
             over = self._rng.choice(self._over)
@@ -383,7 +382,7 @@ class WatchedRunner(InlineRunner):
         if self._event_loop.is_closed():
             return
         self._let_go()
-        # Begin the jobs that were just submitted, so that their tasks exist.
+        # A job gets its task when it begins.
         self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Enough for compressed chunks to have several lengths, and for some to end at a padded length.
+#: Large enough for compressed chunks to vary in length. Some of these lengths need no padding.
 CHUNK_BYTES = 576
 
 

@@ -39,7 +39,7 @@ class HintRecord:
 
     def __init__(self, world: World) -> None:
         self.leases = LeaseRecord(world)
-        # Chunks that ended requests store, until another request uses them.
+        # Chunks that ended requests stored, and that no other request has used since.
         self.withheld: set[OffloadKey] = set()
         self._manager = world.manager
         self._inside = world.inside
@@ -48,7 +48,7 @@ class HintRecord:
         self._note = world.journal.note
         self._breach = world.breach
         self._excuse = world.spills.excuse
-        # Chunks that an ended request stored last, until they leave the pool.
+        # Chunks in the pool whose last store was by an ended request.
         self._of_ended: set[OffloadKey] = set()
         self._groups = world.plan.groups
         self._longest_s = world.hints.longest_s
@@ -100,7 +100,7 @@ class HintRecord:
     ) -> Iterator[None]:
         here = list(self._inside.primary.by_key)
         if request.is_over:
-            # An aborted turn also ends its session, so its previous turn's chunks are not needed.
+            # An aborted turn ends its session, so the chunks of the previous turn are not needed.
             self._excuse([*keys, *self._sessions.get((request.tenant, request.session), ())])
         self.leases.begin()
         yield

@@ -1,5 +1,3 @@
-"""The report of one simulation or of many."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -60,7 +60,7 @@ class Rules:
         self._offered_again = self._inside.count_offers_again()
 
     def before_reset(self) -> None:
-        """Count each tier's stores that are not submitted yet, because a reset withdraws them."""
+        """Count the stores that are not submitted yet. A reset withdraws them."""
         for tier in self._inside.tiers:
             for item in self._inside.collected(tier):
                 self._withdrawn[tier.index] += item.operation is Operation.STORE

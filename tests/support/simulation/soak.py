@@ -1,5 +1,3 @@
-"""Plays many simulations, on all cores."""
-
 from __future__ import annotations
 
 import multiprocessing

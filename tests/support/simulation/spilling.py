@@ -22,7 +22,7 @@ class SpillRule:
         self._let_go: dict[str, set[OffloadKey]] = {}
 
     def watch(self, inside: Inside, ledgers: Sequence[Ledger]) -> None:
-        """Choose the tiers to check, unless the core is compiled: its methods cannot be patched."""
+        """Choose the tiers to check. A compiled core cannot be patched, and is not checked."""
         if IS_COMPILED:
             return
         for tier, ledger in zip(inside.tiers, ledgers, strict=True):

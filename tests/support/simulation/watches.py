@@ -12,7 +12,7 @@ from kvtier_sdk.types import OffloadKey, Region, RequestContext
 class WatchedMemory:
     def __init__(self, pool: HostPool) -> None:
         self._pool = pool
-        # Keep each view alive, because ``slot_of`` finds a view's slot by the view's id.
+        # ``slot_of`` finds a view's slot by the view's id, so each view must stay alive.
         self._views: dict[tuple[int, int], memoryview] = {}
         self._slots: dict[int, int] = {}
 

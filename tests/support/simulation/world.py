@@ -255,7 +255,7 @@ class World:
             loop = TierLoop(
                 spec,
                 namespace=Namespace({"dtype": "bfloat16"}),
-                memory=self.memory,
+                memory=self.memory,  # type: ignore[arg-type]  # a loop needs no more
                 clock=self.clock,
                 report=report,
                 rng=rng,
@@ -269,7 +269,7 @@ class World:
         runner = WatchedRunner(
             make_loop, self.clock, ledger, self.journal.note, let_go=weather.clear_up, rng=rng
         )
-        self.manager.add_tier(spec, runner)
+        self.manager.add_tier(spec, runner)  # type: ignore[arg-type]  # it has no thread
         self.weathers.append(weather)
         self.ledgers.append(ledger)
         self.runners.append(runner)
@@ -340,7 +340,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # The limits on waits assume the plan's steps, so do not count any extra time.
+            # The limits on waits assume the plan's steps, which may be shorter.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
@@ -398,7 +398,7 @@ class World:
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # Play again, because the manager may have uses to report to the tiers, and reports to read.
+        # The manager may still have uses to report to the tiers, and reports to read.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):
@@ -431,7 +431,7 @@ class World:
 
 @contextmanager
 def _errors_of_the_sdk(on_error: Callable[[str], None]) -> Iterator[None]:
-    """Call ``on_error`` with each error that the SDK logs; a tier's fault causes only warnings."""
+    """Call ``on_error`` with each error that the SDK logs."""
     log = logging.getLogger("kvtier")
     handler = _Listener(on_error)
     before = log.propagate, log.level

@@ -295,7 +295,7 @@ class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The later store finds no temporary object, and deletes the object, as if it had failed.
+        # The later of two stores finds no temporary object, and cleans up as after a failure.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)

@@ -129,6 +129,21 @@ class Refusing(OddTier):
         raise TierCapacityError("there is never room")
 
 
+class LandsLate(OddTier):
+    """Stores a chunk even if the store is cancelled, after the calls that follow."""
+
+    async def store_chunk(self, transfer: Transfer) -> None:
+        content = b"".join(transfer.buffers)
+        try:
+            await self.reach()
+        except asyncio.CancelledError:
+            self.context.clock.call_at(
+                self.context.clock.now_s() + 0.005, self.put, transfer.key, content
+            )
+            raise
+        self.put(transfer.key, content)
+
+
 class OneConnection(OddTier):
     """Makes only one call to its store at a time."""
 

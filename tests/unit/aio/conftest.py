@@ -11,7 +11,6 @@ pytest_asyncio_loop_factories = loop_factories
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
-    """Cancel a test that hangs."""
     loop = asyncio.get_running_loop()
     timer = loop.call_later(30.0, lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
     yield

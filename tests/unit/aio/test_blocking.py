@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """Yield an event that blocking calls wait for; set it when the test ends."""
+    """Yield an event that ends the blocking calls."""
     event = threading.Event()
     yield event
     event.set()
@@ -114,7 +114,6 @@ async def test_a_cancelled_call_outlasts_its_function(
 
 @pytest.fixture
 async def occupied(released: threading.Event) -> AsyncIterator[None]:
-    """Keep all threads busy until ``released`` is set."""
     started = threading.Semaphore(0)
 
     def work() -> bool:
@@ -165,7 +164,7 @@ async def test_a_call_cancelled_at_once_is_not_run(released: threading.Event) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     released.set()
-    # Calls run in order, so after this call the cancelled call has been skipped.
+    # Calls run in order, so the cancelled call would have run before this one.
     await run_blocking(lambda: None)
     assert not ran.is_set()
 

@@ -12,7 +12,7 @@ from support.peer import Peer, open_peer, settle
 
 from kvtier_sdk import Connection, SystemClock, TierTimeoutError, TierUnavailableError
 
-# Larger than the sockets' buffers, so that a send can stop in the middle.
+# A send of this length can stop in the middle, because it exceeds the sockets' buffers.
 LONG = bytes(32 * 2**20)
 
 
@@ -181,7 +181,7 @@ async def test_what_came_before_an_end_can_be_received(peer: Peer, ending: str) 
 async def test_a_reset_that_comes_together_with_what_was_sent(peer: Peer) -> None:
     receiving = asyncio.ensure_future(peer.connection.receive(rooms(1000)))
     await settle()
-    # The loop does not run between these lines, so uvloop reports the data and the reset together.
+    # Without an ``await`` in between, uvloop reports the data and the reset together.
     peer._sock.send(b"part")
     peer.reset()
     with pytest.raises(TierUnavailableError):

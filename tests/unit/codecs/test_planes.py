@@ -47,13 +47,11 @@ def coder(compiled, monkeypatch) -> ModuleType:
 
 @pytest.fixture
 def reference(compiled, monkeypatch) -> None:
-    """Encode with the compiled coder, and decode with the reference."""
     both = SimpleNamespace(encode=compiled.encode, decode=reference_planes.decode)
     monkeypatch.setattr(planes, "coder", both)
 
 
 def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
-    """Return normally distributed floats, which compress well."""
     dtype = dtype.removesuffix(" in fp8")
     floats = np.random.default_rng(seed).standard_normal(elements).astype("<f4")
     if dtype == "bfloat16":
@@ -63,7 +61,7 @@ def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
         return half.tobytes()
     if dtype == "float8_e5m2":
         return (half >> 8).astype(np.uint8).tobytes()
-    # Drop the exponent's highest bit, which is 0 for numbers below 2.
+    # The exponent's highest bit is 0 for numbers below 2.
     return (half >> 8 & 128 | half >> 7 & 127).astype(np.uint8).tobytes()
 
 
@@ -72,7 +70,7 @@ def coder_of(dtype: str) -> Planes:
 
 
 def expected(dtype: str, payload: bytes) -> bytes:
-    """Return the payload, rounded by a search among all numbers of float8_e4m3fn."""
+    """Round the payload as its coder does, by a search among all numbers of float8_e4m3fn."""
     if dtype not in ROUNDED:
         return payload
     bits, least, most = SCALES[dtype]
@@ -177,7 +175,7 @@ def test_every_pattern_comes_back(dtype):
     patterns = np.random.default_rng(2).permutation(2 ** (8 * size)).astype(f"<u{size}")
     mixed = np.frombuffer(common, patterns.dtype).copy()
     mixed[: 20 * len(patterns) : 20] = patterns
-    # Also spread the patterns thinly: a block of nothing but patterns is stored uncoded.
+    # Spread the patterns thinly too, because a block of only patterns is stored uncoded.
     for payload in (common + patterns.tobytes(), mixed.tobytes()):
         stored = encode(dtype, payload)
         assert stored

@@ -3,12 +3,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtier_sdk import ConfigError, HostPool, Namespace, TieringConfig
+from kvtier_sdk import ConfigError, HostPool, Namespace, TieringConfig, TierSpec
 from kvtier_sdk.engine import TieringManager, TierListener, open_manager, open_pool, open_tier
 from kvtier_sdk.pool.limits import total_memory_bytes
 
@@ -101,6 +102,15 @@ def test_a_tier_that_rounds_is_not_opened_alone_unless_its_namespace_says_so() -
         refused = pytest.raises(ConfigError, match="option 'namespace'")
         with nullcontext() if facts else refused, opening:
             pass
+    pool.close()
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_tier_opened_alone_makes_digests_as_its_specification_says(verify: bool) -> None:
+    spec = replace(TierSpec.from_url("memory:"), verify=verify)
+    pool = HostPool(1, 4096)
+    with open_tier(spec, pool, Namespace({}), TierListener()) as tier:
+        assert tier.spec.verify is verify
     pool.close()
 
 

@@ -29,7 +29,7 @@ def transfers(*keys: OffloadKey) -> list[Transfer]:
 
 
 class Recorder(ChunkTierManager):
-    """A tier whose calls wait for the chunk's gate, then raise the chunk's error, if any."""
+    """A tier whose calls wait for the chunk's gate, and raise the chunk's error if it has one."""
 
     contract_version = 1
     fan_out = 3

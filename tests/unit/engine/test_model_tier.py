@@ -26,7 +26,7 @@ touches: queue.Queue[Sequence[OffloadKey]] = queue.Queue()
 
 
 class FindingTier(MemoryTier):
-    """A tier that finds every chunk, and reports no usage that would wake the model's thread."""
+    """A tier that finds every chunk. A usage report would wake the model's thread."""
 
     capabilities = Capability.TOUCH
 

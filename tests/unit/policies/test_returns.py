@@ -39,7 +39,7 @@ def test_it_hits_no_less_than_lru_and_arc(name: str, slots: int) -> None:
 
 
 def sessions(count: int, seed: int) -> list[ReplayRequest]:
-    """Return the turns of sessions; half of all turns are the last turn of their session."""
+    """Return the turns of sessions. A turn is its session's last with the probability 1/2."""
     rng = random.Random(seed)
     turns = []
     for session in range(count):
@@ -115,7 +115,7 @@ def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> Non
     for number, (name, at_s) in enumerate(sorted(turns, key=itemgetter(1))):
         policy.now_s = at_s
         turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
-    # Without its pace, the fast conversation would be evicted, because it has waited least.
+    # Without the paces, the fast conversation would be evicted, because it has waited least.
     assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
 
 

@@ -19,7 +19,7 @@ LAYOUT = PoolLayout(8, MIB, workers=2)
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask for no huge pages, so that the tests can count a fault for each page of 4 KiB."""
+    """The tests count a fault for each page of 4 KiB."""
     monkeypatch.setattr(memory, "ask_for_huge_pages", lambda mapping: None)
 
 

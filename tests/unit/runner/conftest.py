@@ -11,7 +11,7 @@ from support.scripted_loop import Act
 
 @pytest.fixture
 def make() -> Iterator[scripted_loop.Make]:
-    """Yield a function that makes rigs. Fail at the end if a rig broke a rule of the contract."""
+    """Yield a function that makes rigs. Check at the end that the loops kept the contract."""
     rigs: list[scripted_loop.Rig] = []
 
     def build(*script: Act, **options: Any) -> scripted_loop.Rig:

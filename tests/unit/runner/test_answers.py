@@ -1,5 +1,3 @@
-"""The SDK uses a tier's answer only if the answer is valid, and otherwise logs the answer."""
-
 from __future__ import annotations
 
 import traceback

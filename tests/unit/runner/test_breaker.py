@@ -1,5 +1,3 @@
-"""The circuit breaker agrees with a simple model of its rules."""
-
 from __future__ import annotations
 
 import random
@@ -121,13 +119,13 @@ def test_pauses_double_and_jitter_only_shortens_them(seed: int, failed_probes: i
     breaker = make(seed)
     outcomes(breaker, *[FAILED] * 5)
     for attempt in range(failed_probes + 1):
-        assert breaker.pause_s == min(2.0**attempt, 30.0)
-        assert 0.9 * breaker.pause_s <= breaker.wait_s <= breaker.pause_s
+        assert breaker.backoff.pause_s == min(2.0**attempt, 30.0)
+        assert 0.9 * breaker.backoff.pause_s <= breaker.wait_s <= breaker.backoff.pause_s
         breaker.begin_probe()
         assert breaker.state is BreakerState.HALF_OPEN
         breaker.end_probe(attempt == failed_probes)
     assert breaker.is_closed
-    assert breaker.pause_s == 1.0, "the next outage is probed from the start again"
+    assert breaker.backoff.pause_s == 1.0, "the next outage is probed from the start again"
 
 
 def test_engines_do_not_probe_in_step() -> None:

@@ -40,8 +40,6 @@ class FixedLength(MemoryTier):
 
 
 class Slow(Aligned):
-    """A tier behind a link of 500 kB a second."""
-
     async def store(self, batch: Sequence[Transfer]) -> list[TierError | None]:
         await asyncio.sleep(sum(transfer.object_bytes for transfer in batch) * 2e-6)
         return await super().store(batch)

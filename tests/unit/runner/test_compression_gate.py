@@ -13,7 +13,7 @@ from support.filled import floats
 
 from kvtier_sdk import Operation, RequestContext, TierError, Transfer
 from kvtier_sdk.codecs.planes import Planes
-from kvtier_sdk.runner.compression import CoderTrials, CompressionGate
+from kvtier_sdk.runner.compression import CompressionGate
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.testing.virtual_clock import VirtualClock
 
@@ -59,12 +59,12 @@ class Bench:
         self.clock = VirtualClock()
         self.link = Link(self.clock)
         link: Any = self.link
-        trials = CoderTrials(Coder(self.clock), 512, self.clock)
-        self.gate = CompressionGate(link, trials, self.clock, TierLog("link", self.clock))
+        log = TierLog("link", self.clock)
+        self.gate = CompressionGate(link, Coder(self.clock), 512, self.clock, log)
         self.loop = self.clock.new_event_loop()
 
     def run(self, operation: Operation, *chunks: float, at_once: int = 1) -> None:
-        """For each number of chunks, transfer ``at_once`` batches of that size at the same time."""
+        """Transfer ``at_once`` concurrent batches for each number of chunks."""
         self.link.calls_at_once = at_once
 
         async def call() -> None:
@@ -76,7 +76,7 @@ class Bench:
 
     def is_open(self, chunk: bytes = b"") -> bool:
         plain = memoryview(chunk or floats(KEY, CHUNK_BYTES))
-        self.gate.trials.try_out(plain, memoryview(bytearray(CHUNK_BYTES)))
+        self.gate.try_out(plain, memoryview(bytearray(CHUNK_BYTES)))
         self.gate.decide()
         return self.gate.is_open
 
@@ -91,7 +91,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def batch_of(count: float) -> list[Transfer]:
-    """Return ``count`` chunks; a fraction of a chunk at the end stands for a compressed chunk."""
+    """Return ``count`` chunks. A fraction at the end is a compressed chunk."""
     payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
     starts = range(0, len(payload), CHUNK_BYTES)
     parts = [payload[start : start + CHUNK_BYTES] for start in starts]

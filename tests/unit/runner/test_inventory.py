@@ -120,7 +120,7 @@ def test_a_purge_takes_the_notes_too() -> None:
 def watch_segments(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
 ) -> Counter[tuple[int, OffloadKey]]:
-    """Return live counts of loads by tier and segment. An ``error`` makes these loads fail."""
+    """Return live counts of loads by tier and segment. These loads fail if ``error`` is given."""
     loads: Counter[tuple[int, OffloadKey]] = Counter()
     load = SharedTier.load
 

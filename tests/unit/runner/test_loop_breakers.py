@@ -104,7 +104,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
     for _ in range(hung):
         rig.ask(operation, within_s=2.0)
     rig.run_for(2.1)
-    # Even if the breaker stays closed, no request waits longer than until its deadline.
+    # Even with a closed breaker, requests wait only until their deadlines.
     waiting = [rig.ask(operation, within_s=2.0) for _ in range(3)]
     for _ in range(25):
         # Each successful lookup resets the count of failures in a row.
@@ -116,7 +116,7 @@ def test_calls_that_hang_in_every_place_keep_their_direction_refused(
         assert rig.account.verdicts(refused.job_id) == ["unavailable"]
         rig.run_for(10.0)
     assert not any(rig.loop._queues.values())
-    # End the hanging calls, so that a probe can close the breaker.
+    # A probe can close the breaker only after the hanging calls have ended.
     rig.tier.let_go.set()
     rig.run_for(35.0)
     assert rig.account.breakers[direction] is BreakerState.CLOSED

@@ -32,7 +32,7 @@ OK = ["ok"] * 4
 
 
 class Strict(MemoryTier):
-    """A tier that fails if it receives a shorter object than ``fixed_length`` allows."""
+    """A tier that fails on an empty payload, and with ``fixed_length`` also on a short one."""
 
     async def store(self, batch: Sequence[Transfer]) -> Sequence[TierError | None]:
         least = self.context.payload_bytes if self.fixed_length else 1
@@ -49,7 +49,6 @@ def play(
     body: Callable[[Probe], Awaitable[None]],
     tier_class: type[MemoryTier] = MemoryTier,
 ) -> None:
-    """Run ``body`` on virtual time, with an open memory tier."""
     subject = TierSubject(faulty(tier_class, plan), chunk_bytes=256, clock=VirtualClock())
 
     async def run() -> None:

@@ -48,7 +48,7 @@ class Rig:
                 self.was_read.add(key)
                 self.admission.read(key)
                 self.admission.used([slot], [True])
-            elif self.admission.choose([slot]):
+            elif self.admission.choose([slot])[0]:
                 self.writes += 1
                 self.admission.sent([key])
                 self.cache[key] = None
@@ -59,11 +59,11 @@ class Rig:
                     self.admission.removed([victim], evicted=True)
 
     def takes(self, number: int) -> bool:
-        return bool(self.admission.choose([slot_of(number)]))
+        return bool(self.admission.choose([slot_of(number)])[0])
 
 
 def popular_and_passing(count: int, popular: int, seed: int = 0) -> Iterator[int]:
-    """Yield chunks: a popular chunk with probability 1/3, else a new chunk that never returns."""
+    """Yield popular chunks with probability 1/3, and otherwise chunks that never return."""
     rng = random.Random(seed)
     for number in range(count):
         yield rng.randrange(popular) if rng.random() < 1 / 3 else popular + number
@@ -130,7 +130,7 @@ def store_each(engine: Engine, keys: Iterable[OffloadKey], steps: int = 1) -> No
 
 
 def thrashed(make: Make, **options: object) -> Engine:
-    """Return an engine whose tier of 8 chunks got 8 new and 4 known chunks in each of 40 rounds."""
+    """Return an engine whose tier of 8 chunks has stored many more chunks than fit."""
     engine = make(slots=4, **options)
     limit(engine, 8)
     for first in range(4, 324, 8):
@@ -230,10 +230,9 @@ def test_what_an_operator_deletes_from_a_full_tier_is_room(
 
 @pytest.fixture
 def full() -> Rig:
-    """Return a rig whose tier is full with 50 chunks, and admits only chunks seen before."""
     rig = Rig(50)
     rig.play(popular_and_passing(3000, popular=100))
-    assert rig.admission.is_selective
+    assert rig.stats.is_selective
     return rig
 
 

@@ -24,7 +24,6 @@ def turn(
     ends: bool = False,
     **hints: Any,
 ) -> list[Receipt]:
-    """Store chunks of 16 tokens in a request with hints; return the receipts."""
     request = read_request(name, {"kvtier": hints})
     engine.manager.on_new_request(request)
     for key in keys:
@@ -45,7 +44,6 @@ def present(engine: Engine, *keys: OffloadKey) -> list[bool]:
 
 
 def flood(engine: Engine) -> None:
-    """Store twice as many chunks as fit."""
     for _ in range(2):
         engine.push_out(A)
 
@@ -208,7 +206,6 @@ def test_what_a_last_turn_stores_goes_to_the_tier_that_another_request_asks_for(
 
 
 def left_pool(make: Make, **hints: Any) -> Engine:
-    """Return an engine with a session's chunks in the tier but not in the pool."""
     engine = make(slots=32, manager={"hint_share": 0.5})
     turn(engine, "r", KEYS[:6], session="s", **hints)
     flood(engine)

@@ -9,7 +9,7 @@ from support.engine import KEYS, A, B, Engine, Make
 
 from kvtier_sdk import CorruptChunkError, Job, Operation, RequestContext
 from kvtier_sdk.engine import ResetScope
-from kvtier_sdk.tiering.known_chunks import KnownChunks
+from kvtier_sdk.tiering.tier_record import KnownChunks
 
 
 def with_known(make: Make, **options: object) -> Engine:
@@ -202,7 +202,6 @@ def test_memory_is_bounded_and_the_newest_stay() -> None:
     for start in range(0, 300_000, 1000):
         known.found(load, (index.to_bytes(8, "big") for index in range(start, start + 1000)))
     assert all(index.to_bytes(8, "big") in known for index in range(299_990, 300_000))
-    assert known._hashes is not None
     assert known._hashes.itemsize * len(known._hashes) == 2**20
     known.discard([(299_999).to_bytes(8, "big")])
     assert (299_999).to_bytes(8, "big") not in known

@@ -1,11 +1,9 @@
-"""A tier's latest losses are kept in bounded memory, each with its last reason."""
-
 from __future__ import annotations
 
 import asyncio
 
 from kvtier_sdk.testing import VirtualClock
-from kvtier_sdk.tiering.losses import _MOST_LOSSES, Losses
+from kvtier_sdk.tiering.tier_record import _MOST_LOSSES, Losses
 
 
 def keys_from(first: int) -> list[bytes]:

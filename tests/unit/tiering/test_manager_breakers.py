@@ -216,7 +216,7 @@ def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: 
         {"store.queue_full": 19 + 6},
     )
     engine.steps(3.0)
-    # Make the tier faster, so that it may have a longer queue of stores.
+    # A faster tier may have a longer queue of stores.
     pace_s = 0.01
     for start in (100, 110, 120):
         engine.store(A, *KEYS[start : start + 10])

@@ -146,7 +146,7 @@ def test_no_room_in_the_queue_of_loads(make: Make) -> None:
 
 
 def slow_below(make: Make, **manager: Any) -> Engine:
-    """Return an engine whose tier needs 10 ms per chunk, as a load of KEYS[0] has shown."""
+    """Return an engine that has measured its tier: a chunk takes 10 ms."""
     engine = make(manager=manager, load_deadline="10s", lookup_deadline="1s")
     stored_below(engine, *KEYS[:4])
     config = engine.tiers[0].config
@@ -234,7 +234,7 @@ def test_what_another_request_asked_for_is_not_brought_for_this_one(make: Make) 
 
 
 def gated(make: Make, *keys: OffloadKey) -> Engine:
-    """Return an engine whose tier has ``keys``, and answers lookups only once its gate is open."""
+    """Return an engine whose tier has ``keys``. Lookups wait for the tier's gate."""
     engine = make()
     stored_below(engine, *keys)
     engine.tiers[0].gated.add("lookup")

@@ -22,7 +22,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
-    """Yield a function that makes workers whose copies stop at the gate; then shut them down."""
+    """Yield a function that makes workers whose copies wait for the gate."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVTensor, *, threads: int = 1) -> OffloadWorker:
@@ -39,7 +39,6 @@ def gated(gate: Gate) -> Iterator[Callable[..., OffloadWorker]]:
 
 @pytest.fixture
 def runtime() -> Iterator[FakeCUDA]:
-    """Yield a fake CUDA runtime; fail if the test leaves an error that the engine would see."""
     with fake_cuda() as runtime:
         yield runtime
         assert runtime.error == 0, "the engine is told of an error that is not its own"
@@ -47,7 +46,7 @@ def runtime() -> Iterator[FakeCUDA]:
 
 @pytest.fixture
 def opened(runtime: FakeCUDA) -> Iterator[Callable[..., OffloadWorker]]:
-    """Yield a function that makes workers with CPU tensors as device memory; then shut all down."""
+    """Yield a function that makes workers whose device memory is CPU tensors."""
     workers: list[OffloadWorker] = []
 
     def make(kv: KVGroup | KVTensor, host: np.ndarray) -> OffloadWorker:

@@ -27,7 +27,7 @@ def test_pages_are_read_and_written_in_words_of_16_bytes(
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    # Avoid a warning from triton 3.9. The kernel does not depend on this variable.
+    # triton 3.9 warns if this variable is not set. The kernel does not depend on it.
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     import triton
     from triton.backends.compiler import GPUTarget

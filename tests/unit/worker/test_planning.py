@@ -23,7 +23,6 @@ def int64s(values: list[int]) -> np.ndarray:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> GroupLayout:
-    """Draw a layout whose segments can be adjacent or have gaps between them."""
     blocks = draw(st.integers(1, 8))
     per_chunk = draw(st.integers(1, 4))
     lengths, addresses, strides = [], [], []
@@ -166,7 +165,3 @@ def test_groups_are_joined_with_the_fewest_runs(share, cut: int) -> None:
     plan = join(plans)
     assert bytes_of(plan) == expected
     assert len(plan.lengths_bytes) == fewest_runs(expected)
-
-
-def test_nothing_joined_is_an_empty_plan() -> None:
-    assert join([]).size_bytes == 0

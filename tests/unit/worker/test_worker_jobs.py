@@ -183,7 +183,7 @@ from kvtier_sdk import HostPool
 from kvtier_sdk.worker import KVGroup, OffloadWorker, worker as module
 from kvtier_sdk.worker.cpu import CPUDevice
 
-# atexit runs the function registered first as the last one.
+# atexit runs its functions in reverse order.
 atexit.register(lambda: print([t.name for t in threading.enumerate() if "dropped" in t.name]))
 gate = Gate()
 device = CPUDevice(threads=1, copy=gate)

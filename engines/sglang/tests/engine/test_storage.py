@@ -205,13 +205,13 @@ def test_a_mistake_ends_the_attachment() -> None:
 
 
 def test_a_missing_tier_says_what_to_write() -> None:
-    from kvtier_sglang.config import StorageConfig
+    from kvtier_sglang.config import read_config
 
     with pytest.raises(ConfigError, match='"tier": "file:///data/kv"'):
-        StorageConfig.read({"backend_name": "kvtier"})
-    spec = StorageConfig.read({"tier": "file:///data/kv?capacity=1GiB", "interface_v1": 1})
-    assert spec.tier.backend == "file"
-    assert spec.zero_copy
+        read_config({"backend_name": "kvtier"})
+    tier, _, zero_copy = read_config({"tier": "file:///data/kv?capacity=1GiB", "interface_v1": 1})
+    assert tier.backend == "file"
+    assert zero_copy
 
 
 @pytest.mark.parametrize(

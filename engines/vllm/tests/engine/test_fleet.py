@@ -38,7 +38,7 @@ class Node:
         wait_for(self._port, "kvtier_stored_chunks_total", chunks, tier=tier)
 
     def push_out(self) -> None:
-        """Fill the host pool with other prompts, which evicts the chunks of ``PROMPT``."""
+        """Evict the chunks of ``PROMPT`` by filling the host pool with other prompts."""
         for seed in range(1, FILLING_PROMPTS + 1):
             other = make_words(seed, CHUNKS * BLOCK_TOKENS + 5)
             complete(self._port, self._model, other, max_tokens=1)
@@ -47,7 +47,7 @@ class Node:
         self._router.catch_up()
 
     def told(self, medium: str, locality: str) -> int:
-        """Return how many chunks of ``PROMPT`` the events report in this medium and locality."""
+        """Return the number of chunks of ``PROMPT`` that events report in this place."""
         blocks = [
             self._tokens[at : at + BLOCK_TOKENS]
             for at in range(0, CHUNKS * BLOCK_TOKENS, BLOCK_TOKENS)
@@ -85,7 +85,7 @@ def node(folder: Path, name: str, server: S3Server) -> Iterator[Node]:
     path.write_text(json.dumps(config))
     port = free_port()
     variables = {**CREDENTIALS, "VLLM_SERVER_DEV_MODE": "1"}
-    # Without a timeout, vLLM kills its processes at once, and the last notes are lost.
+    # Without a timeout, vLLM kills its processes before kvtier writes the last notes for routers.
     options = "--max-model-len 1536 --shutdown-timeout 30"
     with serving_model(folder, port, path, options, **variables):
         router = Router(*endpoints)

@@ -69,7 +69,7 @@ class Server:
         )
 
     def flood(self) -> None:
-        """Evict all chunks from the device, and all chunks without a hint from the pool."""
+        """Evict all chunks from the device, and from the pool all chunks without hints."""
         for _ in range(FLOOD):
             self._floods += 1
             self.ask(make_words(-self._floods, CHUNKS * BLOCK_TOKENS + 5), max_tokens=1)
@@ -89,7 +89,6 @@ class Server:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Keep the engine making steps during the block."""
         over = threading.Event()
 
         def serve() -> None:
@@ -127,7 +126,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     # Let the device hold little more than one prompt, so that it evicts earlier prompts.
     options = "--enable-prompt-tokens-details --max-model-len 1536 --num-gpu-blocks-override 14"
     options += f" --otlp-traces-endpoint {collector.url}"
-    # The protocol, and the milliseconds between two exports.
     tracing = {
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
         "OTEL_BSP_SCHEDULE_DELAY": "100",

@@ -9,7 +9,7 @@ from support.vllm_engine import CHUNK_BYTES, Engine, Way, make_prompt, same
 CHUNKS = 4
 REQUESTS = 20
 HOST_SLOTS = 12
-#: With this many blocks, the device holds three prompts, but not their answers too.
+#: Enough blocks for three prompts, but not for their answers too.
 DEVICE_BLOCKS = 16
 ANSWER_TOKENS = 24
 

@@ -30,7 +30,7 @@ PROMPT = make_prompt(11, CHUNKS)
 
 
 class Dynamo:
-    """Dynamo's own service that selects a worker, connected to the endpoints of all workers."""
+    """Dynamo's selection service, connected to the endpoints of all workers."""
 
     def __init__(self, *workers: list[str]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -55,7 +55,7 @@ class Dynamo:
         return self._loop.run_until_complete(work)
 
     def blocks(self) -> list[int]:
-        """Return for each worker how many leading blocks of ``PROMPT`` its files hold."""
+        """Return the number of leading blocks of ``PROMPT`` in each worker's files."""
         asked = self._ask(self._service.overlap_scores)["workers"]
         return [one["disk_blocks"] for one in sorted(asked, key=lambda one: one["worker_id"])]
 

@@ -57,7 +57,7 @@ class Server:
         return done.stdout
 
     def lines(self) -> list[str]:
-        """Return the lines of the log in which vLLM reports transfers."""
+        """Return the log's lines about transfers."""
         log = (self.folder / "serve.log").read_text()
         return [line for line in log.splitlines() if "KV Transfer metrics" in line]
 

@@ -32,9 +32,9 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Connector]]:
     monkeypatch.setitem(sys.modules, MODULE, module)
     # ``from package import module`` finds a module that is already imported in the package.
     monkeypatch.setattr(MODULE, module, raising=False)
-    compat._warn_of_untold_stops.cache_clear()
+    compat._warn_once.cache_clear()
     yield own
-    compat._warn_of_untold_stops.cache_clear()
+    compat._warn_once.cache_clear()
 
 
 def make_request(reason: object, token: object) -> Any:
@@ -85,7 +85,6 @@ def test_a_request_without_the_name_is_finished_with_one_warning(
 def test_a_release_without_contexts_of_requests_starts_with_a_warning(
     connector: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compat._warn_of_untold_traces.cache_clear()
     for _ in range(2):
         compat.tell_traces()
     assert caplog.text.count("spans do not join the traces") == 1

@@ -111,7 +111,7 @@ def test_what_vllm_refuses_is_wrong(extra: dict[str, Any], further: dict[str, An
 
 
 def test_every_option_of_this_release_is_known() -> None:
-    # Give an unknown option, because the error for it lists all known options.
+    # Pass an unknown option, because its error message lists all known options.
     _, complaint = refusals(GUEST, {"?": 1})
     assert complaint is not None
     allowed = complaint.partition("allowed: ")[2].split(", ")

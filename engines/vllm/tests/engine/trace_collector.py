@@ -15,7 +15,6 @@ class Collector:
         self.spans: list[Span] = []
 
     def in_trace(self, trace_id: str) -> dict[str, Span]:
-        """Return the spans of a trace by name."""
         return {one.name: one for one in list(self.spans) if one.trace_id.hex() == trace_id}
 
 

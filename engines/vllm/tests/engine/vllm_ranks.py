@@ -1,4 +1,4 @@
-"""The workers and manager of an engine, made by vLLM's own code, with copies on the CPU."""
+"""An engine's workers and manager, made by vLLM's own code, with copies on the CPU."""
 
 import ctypes
 import functools

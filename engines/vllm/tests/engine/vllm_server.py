@@ -65,14 +65,13 @@ def make_words(seed: int, count: int) -> str:
 
 
 def write_config(path: Path, **options: object) -> None:
-    """Write a KV-transfer configuration that makes vLLM use kvtier's manager."""
     extra = {"spec_name": "KVTierOffloadingSpec", "spec_module_path": "kvtier_vllm", **options}
     roles = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     path.write_text(json.dumps({**roles, "kv_connector_extra_config": extra}))
 
 
 def name_vllm(site: Path) -> None:
-    """Let vLLM find its version under the name "vllm"; the CPU build has another name."""
+    """Declare vLLM's version under the name "vllm", because the CPU build has another name."""
     metadata = site / "vllm-0.32.0+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Name: vllm\nVersion: 0.32.0+cpu\n")
@@ -102,7 +101,6 @@ def serving(
 def serving_model(
     folder: Path, port: int, config: Path, options: str, **variables: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the model in ``folder`` with the transfer configuration in the file ``config``."""
     if not (folder / "site").exists():
         name_vllm(folder / "site")
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])

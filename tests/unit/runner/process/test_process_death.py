@@ -39,7 +39,6 @@ def test_a_killed_process_is_restarted(make_rig: Make, clock: HeldBackClock) -> 
     assert not is_there(first), "slots are free, so nobody may write to them any more"
     assert not rig.client.takes_reads
     assert not rig.client.takes_stores
-    # Jobs fail at once while no process runs.
     assert rig.do(Operation.LOOKUP, 0) == ["unavailable"]
     clock.go_on()
     rig.wait_for(4, others=2)
@@ -169,7 +168,7 @@ def test_the_engine_does_not_wait_for_a_stopped_process(make_rig: Make) -> None:
     rig = make_rig().open()
     child = pid_of(rig.runner)
     os.kill(child, signal.SIGSTOP)
-    # Make jobs so large that the socket and the engine's buffer cannot hold forty of them.
+    # The socket and the engine's buffer cannot hold forty jobs of this size.
     keys = [bytes(36)] * 20_000
     deadline_s = rig.clock.now_s() + 60
     for number in range(10**6, 10**6 + 40):
