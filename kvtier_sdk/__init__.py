@@ -4,188 +4,100 @@ Backends, policies and codecs import from this package, and engines' adapters im
 :mod:`kvtier_sdk.engine`. The modules that define the exported names are private.
 """
 
-from kvtier_sdk.aio.blocking import run_blocking
-from kvtier_sdk.aio.clock import Clock, SystemClock, wait_out
-from kvtier_sdk.aio.connection import Connection
-from kvtier_sdk.aio.connection_pool import ConnectionPool
-from kvtier_sdk.aio.running_calls import RunningCalls
-from kvtier_sdk.config.tier_spec import TierSpec
-from kvtier_sdk.config.tiering_config import TieringConfig
-from kvtier_sdk.contract import (
-    CONTRACT_VERSION,
-    ChunkCodec,
-    ChunkTierManager,
-    EvictionPolicy,
-    ReportRemoved,
-    SecondaryTierManager,
-    StoreMoment,
-    StorePolicy,
-    TierContext,
-    TierCounter,
-    TierGauge,
-)
-from kvtier_sdk.errors import (
-    BackendError,
-    BackendLoadError,
-    ChunkAuthError,
-    ChunkError,
-    ChunkNotFoundError,
-    ConfigError,
-    CorruptChunkError,
-    DuplicateBackendError,
-    KVTierError,
-    ReplayError,
-    TierAuthError,
-    TierCapacityError,
-    TierContractError,
-    TierError,
-    TierTimeoutError,
-    TierUnavailableError,
-    UnknownBackendError,
-    check_any_answered,
-    map_exceptions,
-)
-from kvtier_sdk.events import OffloadingEvent
-from kvtier_sdk.exporter import serve_metrics
-from kvtier_sdk.hints import Hint, Outcome, Receipt, Verb
-from kvtier_sdk.metrics import (
-    METRICS,
-    Histogram,
-    HistogramValue,
-    Metric,
-    MetricKind,
-    PoolUsage,
-    Sample,
-    TierStats,
-    metric_samples,
-)
-from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.object_names import ObjectNames
-from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig, RunnerOptions, TierConfig
-from kvtier_sdk.options.units import Bytes, BytesOrShare, Count, Flag, Seconds, Share, format_bytes
-from kvtier_sdk.options.url import TierURL
-from kvtier_sdk.pool import HostPool, PoolLayout
-from kvtier_sdk.registry import (
-    BackendInfo,
-    available_backends,
-    load_backend,
-    load_codec,
-    load_policy,
-    load_store_policy,
-)
-from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
-from kvtier_sdk.tiers.memory import MemoryTier, MemoryTierConfig
-from kvtier_sdk.types import (
-    Capability,
-    Entry,
-    Locality,
-    LookupResult,
-    Medium,
-    OffloadKey,
-    Region,
-    RequestContext,
-    Transfer,
-    Usage,
-    make_offload_key,
-    split_offload_key,
-)
+from kvtier_sdk.aio.blocking import run_blocking as run_blocking
+from kvtier_sdk.aio.clock import Clock as Clock
+from kvtier_sdk.aio.clock import SystemClock as SystemClock
+from kvtier_sdk.aio.clock import wait_out as wait_out
+from kvtier_sdk.aio.connection import Connection as Connection
+from kvtier_sdk.aio.connection_pool import ConnectionPool as ConnectionPool
+from kvtier_sdk.aio.running_calls import RunningCalls as RunningCalls
+from kvtier_sdk.config.tier_spec import TierSpec as TierSpec
+from kvtier_sdk.config.tiering_config import TieringConfig as TieringConfig
+from kvtier_sdk.contract import CONTRACT_VERSION as CONTRACT_VERSION
+from kvtier_sdk.contract import ChunkCodec as ChunkCodec
+from kvtier_sdk.contract import ChunkTierManager as ChunkTierManager
+from kvtier_sdk.contract import EvictionPolicy as EvictionPolicy
+from kvtier_sdk.contract import ReportRemoved as ReportRemoved
+from kvtier_sdk.contract import SecondaryTierManager as SecondaryTierManager
+from kvtier_sdk.contract import StoreMoment as StoreMoment
+from kvtier_sdk.contract import StorePolicy as StorePolicy
+from kvtier_sdk.contract import TierContext as TierContext
+from kvtier_sdk.contract import TierCounter as TierCounter
+from kvtier_sdk.contract import TierGauge as TierGauge
+from kvtier_sdk.errors import BackendError as BackendError
+from kvtier_sdk.errors import BackendLoadError as BackendLoadError
+from kvtier_sdk.errors import ChunkAuthError as ChunkAuthError
+from kvtier_sdk.errors import ChunkError as ChunkError
+from kvtier_sdk.errors import ChunkNotFoundError as ChunkNotFoundError
+from kvtier_sdk.errors import ConfigError as ConfigError
+from kvtier_sdk.errors import CorruptChunkError as CorruptChunkError
+from kvtier_sdk.errors import DuplicateBackendError as DuplicateBackendError
+from kvtier_sdk.errors import KVTierError as KVTierError
+from kvtier_sdk.errors import ReplayError as ReplayError
+from kvtier_sdk.errors import TierAuthError as TierAuthError
+from kvtier_sdk.errors import TierCapacityError as TierCapacityError
+from kvtier_sdk.errors import TierContractError as TierContractError
+from kvtier_sdk.errors import TierError as TierError
+from kvtier_sdk.errors import TierTimeoutError as TierTimeoutError
+from kvtier_sdk.errors import TierUnavailableError as TierUnavailableError
+from kvtier_sdk.errors import UnknownBackendError as UnknownBackendError
+from kvtier_sdk.errors import check_any_answered as check_any_answered
+from kvtier_sdk.errors import map_exceptions as map_exceptions
+from kvtier_sdk.events import OffloadingEvent as OffloadingEvent
+from kvtier_sdk.exporter import serve_metrics as serve_metrics
+from kvtier_sdk.hints import Hint as Hint
+from kvtier_sdk.hints import Outcome as Outcome
+from kvtier_sdk.hints import Receipt as Receipt
+from kvtier_sdk.hints import Verb as Verb
+from kvtier_sdk.metrics import METRICS as METRICS
+from kvtier_sdk.metrics import Histogram as Histogram
+from kvtier_sdk.metrics import HistogramValue as HistogramValue
+from kvtier_sdk.metrics import Metric as Metric
+from kvtier_sdk.metrics import MetricKind as MetricKind
+from kvtier_sdk.metrics import PoolUsage as PoolUsage
+from kvtier_sdk.metrics import Sample as Sample
+from kvtier_sdk.metrics import TierStats as TierStats
+from kvtier_sdk.metrics import metric_samples as metric_samples
+from kvtier_sdk.namespace import Namespace as Namespace
+from kvtier_sdk.namespace import StoredNamespace as StoredNamespace
+from kvtier_sdk.object_names import ObjectNames as ObjectNames
+from kvtier_sdk.options.tier import BoundedTierConfig as BoundedTierConfig
+from kvtier_sdk.options.tier import ExpiringTierConfig as ExpiringTierConfig
+from kvtier_sdk.options.tier import RunnerOptions as RunnerOptions
+from kvtier_sdk.options.tier import TierConfig as TierConfig
+from kvtier_sdk.options.units import Bytes as Bytes
+from kvtier_sdk.options.units import BytesOrShare as BytesOrShare
+from kvtier_sdk.options.units import Count as Count
+from kvtier_sdk.options.units import Flag as Flag
+from kvtier_sdk.options.units import Seconds as Seconds
+from kvtier_sdk.options.units import Share as Share
+from kvtier_sdk.options.units import format_bytes as format_bytes
+from kvtier_sdk.options.url import TierURL as TierURL
+from kvtier_sdk.pool import HostPool as HostPool
+from kvtier_sdk.pool import PoolLayout as PoolLayout
+from kvtier_sdk.registry import BackendInfo as BackendInfo
+from kvtier_sdk.registry import available_backends as available_backends
+from kvtier_sdk.registry import load_backend as load_backend
+from kvtier_sdk.registry import load_codec as load_codec
+from kvtier_sdk.registry import load_policy as load_policy
+from kvtier_sdk.registry import load_store_policy as load_store_policy
+from kvtier_sdk.runner.jobs import Job as Job
+from kvtier_sdk.runner.jobs import JobResult as JobResult
+from kvtier_sdk.runner.jobs import Operation as Operation
+from kvtier_sdk.runner.jobs import Verdict as Verdict
+from kvtier_sdk.tiers.memory import MemoryTier as MemoryTier
+from kvtier_sdk.tiers.memory import MemoryTierConfig as MemoryTierConfig
+from kvtier_sdk.types import Capability as Capability
+from kvtier_sdk.types import Entry as Entry
+from kvtier_sdk.types import Locality as Locality
+from kvtier_sdk.types import LookupResult as LookupResult
+from kvtier_sdk.types import Medium as Medium
+from kvtier_sdk.types import OffloadKey as OffloadKey
+from kvtier_sdk.types import Region as Region
+from kvtier_sdk.types import RequestContext as RequestContext
+from kvtier_sdk.types import Transfer as Transfer
+from kvtier_sdk.types import Usage as Usage
+from kvtier_sdk.types import make_offload_key as make_offload_key
+from kvtier_sdk.types import split_offload_key as split_offload_key
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "CONTRACT_VERSION",
-    "METRICS",
-    "BackendError",
-    "BackendInfo",
-    "BackendLoadError",
-    "BoundedTierConfig",
-    "Bytes",
-    "BytesOrShare",
-    "Capability",
-    "ChunkAuthError",
-    "ChunkCodec",
-    "ChunkError",
-    "ChunkNotFoundError",
-    "ChunkTierManager",
-    "Clock",
-    "ConfigError",
-    "Connection",
-    "ConnectionPool",
-    "CorruptChunkError",
-    "Count",
-    "DuplicateBackendError",
-    "Entry",
-    "EvictionPolicy",
-    "ExpiringTierConfig",
-    "Flag",
-    "Hint",
-    "Histogram",
-    "HistogramValue",
-    "HostPool",
-    "Job",
-    "JobResult",
-    "KVTierError",
-    "Locality",
-    "LookupResult",
-    "Medium",
-    "MemoryTier",
-    "MemoryTierConfig",
-    "Metric",
-    "MetricKind",
-    "Namespace",
-    "ObjectNames",
-    "OffloadKey",
-    "OffloadingEvent",
-    "Operation",
-    "Outcome",
-    "PoolLayout",
-    "PoolUsage",
-    "Receipt",
-    "Region",
-    "ReplayError",
-    "ReportRemoved",
-    "RequestContext",
-    "RunnerOptions",
-    "RunningCalls",
-    "Sample",
-    "SecondaryTierManager",
-    "Seconds",
-    "Share",
-    "StoreMoment",
-    "StorePolicy",
-    "StoredNamespace",
-    "SystemClock",
-    "TierAuthError",
-    "TierCapacityError",
-    "TierConfig",
-    "TierContext",
-    "TierContractError",
-    "TierCounter",
-    "TierError",
-    "TierGauge",
-    "TierSpec",
-    "TierStats",
-    "TierTimeoutError",
-    "TierURL",
-    "TierUnavailableError",
-    "TieringConfig",
-    "Transfer",
-    "UnknownBackendError",
-    "Usage",
-    "Verb",
-    "Verdict",
-    "available_backends",
-    "check_any_answered",
-    "format_bytes",
-    "load_backend",
-    "load_codec",
-    "load_policy",
-    "load_store_policy",
-    "make_offload_key",
-    "map_exceptions",
-    "metric_samples",
-    "run_blocking",
-    "serve_metrics",
-    "split_offload_key",
-    "wait_out",
-]

@@ -46,7 +46,7 @@ def round_up(size_bytes: int, alignment: int) -> int:
 
 
 class ChunkHeader:
-    """A writer and checker of one tier's headers. It is immutable, so any thread may use it."""
+    """Writes and checks one tier's headers. Any thread may use an instance: it is immutable."""
 
     def __init__(
         self,
@@ -128,14 +128,12 @@ class ChunkHeader:
             raise CorruptChunkError(f"compressed payload of {stored_bytes} bytes; expected fewer")
         if binding != self._binding(key):
             raise CorruptChunkError("the chunk belongs to another key or namespace")
-        if self._sealed:
-            return
-        if (digest or xxh3_128_digest(payload[:stored_bytes])) != expected:
+        if not self._sealed and (digest or xxh3_128_digest(payload[:stored_bytes])) != expected:
             raise CorruptChunkError("the payload does not match its digest")
 
     def associated_data(self, key: OffloadKey, header: memoryview) -> bytes:
         """Return a sealed payload's associated data: header fields, namespace and key."""
-        # Only the key's length varies, so the bytes of different chunks always differ.
+        # Only the key's length varies, so no two chunks have the same associated data.
         return bytes(header[:_HEADER_BYTES]) + self._fingerprint + key
 
     def envelope(self, header: memoryview, envelope_bytes: int) -> memoryview:

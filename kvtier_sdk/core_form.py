@@ -1,4 +1,4 @@
-"""Tells whether the core (the modules that a wheel may compile) is compiled or pure Python."""
+"""The form of the core, the modules that a wheel may compile: compiled or pure Python."""
 
 #: True if this module, and with it the manager and the policies, runs as compiled code.
 IS_COMPILED = not __file__.endswith(".py")

@@ -74,7 +74,7 @@ class TierError(KVTierError):
         """
         for error in chain_of(self):
             error.__traceback__ = None
-        # Type checkers would take an assignment to ``self`` for the declaration of an attribute.
+        # Use an alias, because type checkers treat an assignment to ``self`` as a declaration.
         own: BaseException = self
         own.__cause__ = own.__context__ = None
         return self
@@ -85,7 +85,7 @@ class ChunkError(TierError):
 
     Examples are a file with a bad sector and a file that belongs to another user. An unreachable
     server fails every chunk, so its error is a :class:`TierUnavailableError`. Errors of one chunk
-    never open a circuit breaker; errors of several chunks, with no success in between, can.
+    never open a circuit breaker. Errors of several chunks can, if no call succeeds in between.
     """
 
 
@@ -147,13 +147,10 @@ def check_any_answered(outcomes: Iterable[object]) -> None:
             check_any_answered(outcomes)
             return [outcome is True for outcome in outcomes]
     """
-    first: TierError | None = None
-    for outcome in outcomes:
-        if not isinstance(outcome, TierError):
-            return
-        first = first or outcome
-    if first is not None:
-        raise first
+    answers = list(outcomes)
+    faults = [answer for answer in answers if isinstance(answer, TierError)]
+    if faults and len(faults) == len(answers):
+        raise faults[0]
 
 
 def chain_of(error: BaseException) -> list[BaseException]:

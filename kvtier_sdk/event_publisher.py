@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import ChainMap, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey, split_offload_key
 
 #: Interval at which the thread checks for events.
 _TURN_MS = 50
-#: A batch is sent this often even without events, so that a router notices lost batches.
+#: After this time without events, an empty batch is sent, so that routers notice lost batches.
 _HEARTBEAT_S = 1.0
 _BATCH_EVENTS = 512
 #: Keep sent batches up to these limits, because routers may request lost batches.
@@ -42,10 +42,10 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """The announced chunks, and the conversion of the tiers' events to router events.
+    """Converts the tiers' events to router events, and keeps the announced chunks.
 
-    A block is announced with its first copy on a medium and locality, and withdrawn with the last.
-    So the events work for routers that count copies and for routers that do not.
+    A block is announced when a medium and locality gets the first copy, and withdrawn when the last
+    copy is gone. So the events work for routers that count copies and for routers that do not.
     """
 
     def __init__(self, *, tokens: bool) -> None:
@@ -54,7 +54,7 @@ class AnnouncedChunks:
         self._tiers: dict[str, dict[OffloadKey, bytes]] = {}
         self._places: dict[str, tuple[Medium, Locality]] = {}
         # For each place and group, the number of copies of each announced block.
-        self._copies: dict[tuple[object, int], dict[int, int]] = {}
+        self._copies: dict[tuple[object, int], Counter[int]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._tiers.values()))
@@ -94,10 +94,9 @@ class AnnouncedChunks:
     ) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
         hashes = blocks.block_hashes
-        # Only leading blocks can be known, because a block's hash covers all blocks before it.
+        # A block's hash covers all blocks before it, so the announced blocks come first.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
-        for block in hashes:
-            copies[block] = copies.get(block, 0) + 1
+        copies.update(hashes)
         if known < len(hashes):
             optional = {"kv_cache_spec_kind": blocks.kind, "session_id": session}
             yield {
@@ -114,9 +113,8 @@ class AnnouncedChunks:
 
     def _withdraw(self, tier: str, key: OffloadKey, note: bytes) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
-        gone = [block for block in blocks.block_hashes if copies[block] == 1]
-        for block in blocks.block_hashes:
-            copies[block] -= 1
+        copies.subtract(blocks.block_hashes)
+        gone = [block for block in blocks.block_hashes if not copies[block]]
         for block in gone:
             del copies[block]
         if gone:
@@ -124,13 +122,13 @@ class AnnouncedChunks:
 
     def _blocks(
         self, tier: str, key: OffloadKey, note: bytes
-    ) -> tuple[ChunkNote, _Event, dict[int, int]]:
+    ) -> tuple[ChunkNote, _Event, Counter[int]]:
         group = split_offload_key(key)[1]
         medium, locality = place = self._places[tier]
         is_told = note or not self._tokens
         blocks = read_note(key, note) if is_told else ChunkNote([], None, [], 0)
         told = {"medium": medium.value, "group_idx": group, "locality": locality.value}
-        return blocks, told, self._copies.setdefault((place, group), {})
+        return blocks, told, self._copies.setdefault((place, group), Counter())
 
 
 class EventOptions(StrictModel):
@@ -150,18 +148,18 @@ class EventOptions(StrictModel):
 
 
 class EventPublisher:
-    """A publisher of events for request routers. It runs in a separate thread.
+    """Publishes events to request routers, in a separate thread.
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
-    ROUTER socket receives a number, and answers with all batches since then. If some of these are
-    no longer kept, it answers with a snapshot. The first number is the current time, so a router
-    that outlives an engine notices the engine's successor.
+    ROUTER socket receives a number, and answers with all batches from this number on. If some of
+    these are no longer kept, it answers with a snapshot. The first number is the current time, so a
+    router notices when a new engine replaces an old engine.
 
     Args:
         options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
         rank: the engine's data-parallel rank, which is added to both ports.
-        tokens: if true, announce tokens too, and skip chunks without a note; if false, only hashes.
+        tokens: true to announce also tokens, and only chunks with notes; false for only hashes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
@@ -184,6 +182,7 @@ class EventPublisher:
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._next = int(clock.wall_s() * 1e6)
+        self._beat_s = 0.0
         self._source: object = None
         self._context = zmq.Context()
         try:
@@ -246,33 +245,32 @@ class EventPublisher:
         return socket
 
     def _run(self) -> None:
-        next_beat_s = 0.0
         while not self._ending.is_set():
             try:
                 if self._router is None:
                     self._ending.wait(_TURN_MS / 1000)
                 elif self._router.poll(_TURN_MS):
                     self._answer(self._router)
-                is_due = self._clock.now_s() >= next_beat_s
-                if is_due:
-                    next_beat_s = self._clock.now_s() + _HEARTBEAT_S
-                self._publish(at_least=int(is_due))
+                self._publish()
+                if self._clock.now_s() >= self._beat_s:
+                    self._send([])
             except Exception:
                 _log.exception("routers miss some events")
         self._publish()
 
-    def _publish(self, at_least: int = 0) -> None:
+    def _publish(self) -> None:
         events: list[_Event] = []
         while self._events:
             for event in self._chunks.apply(self._events.popleft()):
                 events.append(event)
                 if len(events) == _BATCH_EVENTS:
                     self._send(events)
-                    events, at_least = [], 0
-        if events or at_least:
+                    events = []
+        if events:
             self._send(events)
 
     def _send(self, events: list[_Event]) -> None:
+        self._beat_s = self._clock.now_s() + _HEARTBEAT_S
         batch = self._batch(events)
         self._kept.append((self._next, batch))
         self._kept_bytes += len(batch)

@@ -13,15 +13,14 @@ from kvtier_sdk.types import Locality, Medium, OffloadKey, make_offload_key, spl
 
 @dataclass(frozen=True, slots=True)
 class OffloadingEvent:
-    """A notice that a tier has stored chunks, or has removed them if ``removed`` is true.
+    """Reports that a tier has stored chunks, or has removed chunks if ``removed`` is true.
 
     Attributes:
-        keys: the chunks' keys. In events for routers, no keys stand for all of the tier's chunks.
+        keys: the chunks' keys. Without keys, an event for routers concerns all chunks of the tier.
         tier: the tier's name; ``"host"`` for the primary tier.
         medium: the medium on which the tier keeps its chunks.
         locality: the machine that holds the chunks: the engine's or another.
-        notes: each chunk's encoded :class:`ChunkNote`, or ``b""`` for none; empty if all chunks
-            lack notes.
+        notes: each chunk's encoded :class:`ChunkNote`, or ``b""``; empty if no chunk has a note.
         session: the session of the request that stored the chunks, if the request named one.
     """
 
@@ -66,7 +65,7 @@ _decode_note = msgspec.msgpack.Decoder(ChunkNote).decode
 
 
 def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
-    """Decode a chunk's note; a chunk without a note is one block, named by its key."""
+    """Decode a chunk's note. Treat a chunk without a note as one block, named by the key."""
     if not note:
         return ChunkNote([int.from_bytes(split_offload_key(key)[0][-8:], "big")], None, [], 0)
     try:
@@ -76,8 +75,8 @@ def read_note(key: OffloadKey, note: bytes) -> ChunkNote:
 
 
 def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
-    """Yield the chunks, each after its parent if ``notes`` has the parent's note."""
-    # The last block of each chunk not yet yielded, and the chunks that wait for each such block.
+    """Yield the keys of ``notes``, each chunk after its parent if the parent has a note."""
+    # The last blocks of the chunks not yet yielded, and the chunks that wait for such a block.
     to_come = {_ends(key, note)[1] for key, note in notes.items() if note} - {None}
     waiting: dict[int | None, list[OffloadKey]] = {}
     for first in notes:
@@ -96,7 +95,7 @@ def parents_first(notes: Mapping[OffloadKey, bytes]) -> Iterator[OffloadKey]:
 
 
 def _ends(key: OffloadKey, note: bytes) -> list[int | None]:
-    """Return the block before a chunk and the chunk's last block, both tagged with the group."""
+    """Return a chunk's parent block and last block, as hashes that include the group."""
     read = read_note(key, note)
     blocks = [read.parent_hash, read.block_hashes[-1] if read.block_hashes else None]
     group = split_offload_key(key)[1]
@@ -144,7 +143,7 @@ def announce_blocks(
 
 
 class EventLog:
-    """A tier's events since the last call of :meth:`take`. Routers get events immediately."""
+    """Collects a tier's events until :meth:`take`, and announces them to routers immediately."""
 
     def __init__(
         self,

@@ -1,12 +1,10 @@
-"""Metrics over HTTP in Prometheus's format, for engines that have no metrics endpoint.
-
-Each scrape collects the values, so gauges are current even while the engine is idle.
-"""
+"""Metrics over HTTP in Prometheus's format, for engines that have no metrics endpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,7 +12,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.metrics import METRICS, HistogramValue, Sample
 from kvtier_sdk.processes import listener_of
 
-#: Disconnect a client after this silence, so that it does not occupy a thread.
+#: A client that sends nothing for this time is disconnected, because it occupies a thread.
 _SILENCE_S = 10.0
 
 
@@ -24,16 +22,9 @@ def serve_metrics(
 ) -> Iterator[str]:
     """Serve metrics under ``/metrics`` until the block ends; yield the URL.
 
-    ::
-
-        with (
-            open_manager(pool, ["redis://cache/0"], namespace) as manager,
-            serve_metrics(manager.samples, port=0) as url,
-        ):
-            print(url)  # http://127.0.0.1:43211/metrics
-
     Args:
-        collect: returns the values; one of the server's threads calls it at each scrape.
+        collect: returns the current values, for example ``manager.samples``; a thread of the server
+            calls it at each scrape.
         port: the port to listen on; 0 selects a free port.
         host: the address to listen on. Because there is no authentication, only this machine or the
             monitoring system should be able to reach the address.
@@ -69,9 +60,9 @@ def serve_metrics(
         thread.join()
 
 
+@dataclass(eq=False)
 class _Collector:
-    def __init__(self, collect: Callable[[], Iterable[Sample]]) -> None:
-        self._collect = collect
+    _samples: Callable[[], Iterable[Sample]]
 
     def collect(self) -> Iterable[Any]:
         from prometheus_client import core
@@ -80,7 +71,7 @@ class _Collector:
         for metric in METRICS:
             family = getattr(core, f"{metric.kind.value.capitalize()}MetricFamily")
             families[metric.name] = family(metric.name, metric.help, labels=metric.labels)
-        for sample in self._collect():
+        for sample in self._samples():
             family, value = families[sample.metric.name], sample.value
             if isinstance(value, HistogramValue):
                 names = [*map(str, sample.metric.bounds), "+Inf"]

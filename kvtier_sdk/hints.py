@@ -11,13 +11,13 @@ DEFAULT_PRIORITY: Final = 35
 
 
 class Verb(Enum):
-    """The action that a hint asks for."""
+    """The action that a hint requests."""
 
     #: Keep chunks in the pool for a limited time, which starts again with each use.
     PIN = "pin"
     #: Evict chunks after all others, the lowest priority first, until a given time.
     RETAIN = "retain"
-    #: The next turn of the conversation is expected this long after the answer.
+    #: Expect the next turn of the conversation a given time after the answer.
     RESUME_IN = "resume_in"
     #: Load a session's chunks from the tiers into the pool before its next turn.
     PREFETCH = "prefetch"
@@ -73,10 +73,10 @@ class Receipt:
         request_id: the request that carried the hint; empty for an operator's hint.
         session: the session that the hint concerns, if the session has a name.
         tenant: the tenant whose budget is used.
-        verb: the action that the hint asked for.
+        verb: the action that the hint requested.
         outcome: the hint's outcome.
         chunks: number of chunks that the hint covers.
-        duration_s: seconds that the hint lasts, or until it is carried out; ``None`` for neither.
+        duration_s: seconds that the hint lasts, or until it is carried out; ``None`` if unknown.
         reason: the reason why the hint was not accepted in full; empty for a fully accepted hint.
     """
 

@@ -1,7 +1,4 @@
-"""Metrics, each declared once as the typed field that the code increments.
-
-:data:`METRICS` is the table of all metrics, and :func:`metric_samples` yields their values.
-"""
+"""All metrics. Each is declared as a dataclass field, and the code increments the field."""
 
 # ruff: noqa: RUF009 - the calls in the defaults below make dataclass fields
 from __future__ import annotations
@@ -11,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from enum import Enum
-from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
@@ -41,7 +37,7 @@ class Metric:
         unit: ``chunks``, ``tokens``, ``bytes``, ``seconds``, ``slots``; empty for a plain number.
         help: one sentence for an operator.
         labels: the names of the labels.
-        bounds: upper bounds of a histogram's buckets, without the last bucket, which is unbounded.
+        bounds: upper bounds of a histogram's buckets, except the unbounded last bucket.
     """
 
     name: str
@@ -68,10 +64,10 @@ class Sample(NamedTuple):
 
 
 class Histogram:
-    """Observations, counted by size. One thread adds observations; any thread may read the counts.
+    """A histogram. Only one thread may add observations; any thread may read the counts.
 
     Attributes:
-        counts: the number of observations in each bucket; the last bucket has no bound.
+        counts: the number of observations in each bucket; the last bucket is unbounded.
         total: the sum of all observations.
 
     Args:
@@ -101,8 +97,8 @@ class Histogram:
         return HistogramValue(tuple(self.counts), self.total)
 
 
-# Every series must exist from the start, so its label values are listed here. A test compares the
-# lists with enums of higher layers, which this module must not import.
+# Every series must exist from the start, so the label values are listed here. This module must not
+# import the enums of higher layers, so a test compares the lists with the enums.
 _JOBS = ("lookup", "load", "store")
 _OPERATIONS = (*_JOBS, "delete", "purge")
 _FAULTS = (
@@ -132,8 +128,7 @@ _UNITS = ("chunks", "tokens", "bytes", "seconds", "slots")
 _Tiers: TypeAlias = Literal["all", "pool", "behind"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
+class _Declared(NamedTuple):
     metric: Metric
     of: _Tiers
     keys: tuple[str, ...]
@@ -143,7 +138,8 @@ def _declare(
     kind: MetricKind,
     name: str,
     text: str,
-    *labels: str,
+    labels: tuple[str, ...],
+    *,
     make: Callable[[], Any],
     of: _Tiers = "behind",
     bounds: tuple[float, ...] = (),
@@ -156,36 +152,35 @@ def _declare(
     return field(default_factory=make, metadata={_DECLARED: _Declared(metric, of, tuple(keys))})
 
 
-def _counter(name: str, text: str, of: _Tiers = "behind") -> Any:
-    return _declare(MetricKind.COUNTER, f"{name}_total", text, "tier", make=int, of=of)
-
-
-def _counters(
+def _counter(
     name: str, text: str, *labels: str, keys: Iterable[str] = (), of: _Tiers = "behind"
 ) -> Any:
-    """Declare labelled counters: a dictionary whose keys are label values, joined by dots."""
-    kind, name = MetricKind.COUNTER, f"{name}_total"
-    return _declare(kind, name, text, "tier", *labels, make=Counter, of=of, keys=keys)
+    """Declare a number, or for ``labels`` a dictionary by label values, joined by dots."""
+    kind, make = MetricKind.COUNTER, Counter if labels else int
+    return _declare(kind, f"{name}_total", text, ("tier", *labels), make=make, of=of, keys=keys)
 
 
-def _gauge(name: str, text: str) -> Any:
-    return _declare(MetricKind.GAUGE, name, text, "tier", make=int)
-
-
-def _pool_gauge(name: str, text: str) -> Any:
-    return _declare(MetricKind.GAUGE, name, text, make=int)
+def _gauge(
+    name: str,
+    text: str,
+    labels: tuple[str, ...] = ("tier",),
+    make: Callable[[], Any] = int,
+    of: _Tiers = "behind",
+) -> Any:
+    return _declare(MetricKind.GAUGE, name, text, labels, make=make, of=of)
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
     """Declare a gauge that is not exported until its value is known."""
-    return _declare(MetricKind.GAUGE, name, text, "tier", make=lambda: None, of=of)
+    return _gauge(name, text, make=lambda: None, of=of)
 
 
 def _job_histograms(name: str, text: str, bounds: tuple[float, ...]) -> Any:
     def make() -> dict[str, Histogram]:
         return {operation: Histogram(bounds) for operation in _JOBS}
 
-    return _declare(MetricKind.HISTOGRAM, name, text, "tier", "operation", make=make, bounds=bounds)
+    labels = ("tier", "operation")
+    return _declare(MetricKind.HISTOGRAM, name, text, labels, make=make, bounds=bounds)
 
 
 @dataclass(slots=True)
@@ -201,32 +196,31 @@ class TierStats:
 
     name: str
     backend: str
-    build: tuple[str, ...] = _declare(
-        MetricKind.GAUGE,
+    build: tuple[str, ...] = _gauge(
         "build_info",
         "Always 1; the labels name the backend, its version, kvtier's, and the form of the core.",
-        *("tier", "backend", "backend_version", "sdk_version", "contract", "core"),
+        ("tier", "backend", "backend_version", "sdk_version", "contract", "core"),
         make=lambda: ("",) * 5,
         of="all",
     )
     hit_chunks: int = _counter(
         "hit_chunks", "Chunks that requests copied to the device out of this tier.", of="all"
     )
-    saved_tokens: dict[str, float] = _counters(
+    saved_tokens: dict[str, float] = _counter(
         "saved_tokens", "Prompt tokens that hits of this tier spared the engine.", "model", of="all"
     )
-    saved_prefill_s: dict[str, float] = _counters(
+    saved_prefill_s: dict[str, float] = _counter(
         *("saved_prefill_seconds", "Time in which the engine would have computed them.", "model"),
         of="all",
     )
-    misses: Counter[str] = _counters(
+    misses: Counter[str] = _counter(
         "misses",
         "Chunks that requests asked for and did not get, once per chunk and request.",
         "reason",
         keys=_MISSES,
         of="pool",
     )
-    hints: Counter[str] = _counters(
+    hints: Counter[str] = _counter(
         "hints",
         "Receipts for what callers and operators asked for, such as pins.",
         "verb",
@@ -256,8 +250,8 @@ class TierStats:
         MetricKind.HISTOGRAM,
         "evicted_age_seconds",
         "Time from a chunk's last store or use to its eviction.",
-        "tier",
-        make=partial(Histogram, _AGES),
+        ("tier",),
+        make=lambda: Histogram(_AGES),
         of="pool",
         bounds=_AGES,
     )
@@ -283,7 +277,7 @@ class TierStats:
         "job_seconds", "Time from a job's hand-over to its conclusion.", _SECONDS
     )
     job_chunks: dict[str, Histogram] = _job_histograms("job_chunks", "Chunks of a job.", _CHUNKS)
-    failures: Counter[str] = _counters(
+    failures: Counter[str] = _counter(
         "failed_chunks",
         "Chunks of jobs that did not succeed for them.",
         "operation",
@@ -291,7 +285,7 @@ class TierStats:
         # Omit ``lookup.not_found``, because looking up an absent chunk is not a failure.
         keys=sorted({*map(".".join, product(_OPERATIONS, _FAULTS))} - {"lookup.not_found"}),
     )
-    dropped: Counter[str] = _counters(
+    dropped: Counter[str] = _counter(
         "dropped_chunks",
         "Chunks that the tier was not asked for or not given, for want of room or health.",
         "operation",
@@ -299,7 +293,7 @@ class TierStats:
         keys=_DROPS,
         of="all",
     )
-    retries: Counter[str] = _counters(
+    retries: Counter[str] = _counter(
         "retries", "Repeated calls of the tier.", "operation", keys=_JOBS
     )
     restarts: int = _counter(
@@ -334,19 +328,11 @@ class TierStats:
         "tier_free_bytes",
         "Free bytes of the disk under the tier; absent if it has none or is down.",
     )
-    backend_counters: dict[str, float] = _declare(
-        MetricKind.COUNTER,
-        "backend_counter_total",
-        "Counters of the backend's own.",
-        *("tier", "counter"),
-        make=dict,
+    backend_counters: dict[str, float] = _counter(
+        "backend_counter", "Counters of the backend's own.", "counter"
     )
-    backend_gauges: dict[str, float] = _declare(
-        MetricKind.GAUGE,
-        "backend_gauge",
-        "Gauges of the backend's own.",
-        *("tier", "gauge"),
-        make=dict,
+    backend_gauges: dict[str, float] = _gauge(
+        "backend_gauge", "Gauges of the backend's own.", ("tier", "gauge"), make=dict
     )
     errors: list[str] = field(default_factory=list)
     error_s: float = 0.0
@@ -365,7 +351,7 @@ class TierStats:
         )
 
     def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
-        """Add the gains of the backend's own ``counters``, and set its changed ``gauges``."""
+        """Add the gains of the backend's ``counters``, and set the backend's changed ``gauges``."""
         for name, gained in counters.items():
             self.backend_counters[name] = self.backend_counters.get(name, 0.0) + gained
         self.backend_gauges.update(gauges)
@@ -388,19 +374,19 @@ class TierStats:
 class PoolUsage:
     """The current use of the host pool, in slots."""
 
-    slots: int = _pool_gauge("pool_slots", "Slots of the host pool.")
-    free: int = _pool_gauge("pool_free_slots", "Empty slots.")
-    ready: int = _pool_gauge("pool_ready_slots", "Slots that hold a readable chunk.")
-    writing: int = _pool_gauge("pool_writing_slots", "Slots that the device is writing.")
-    loading: int = _pool_gauge("pool_loading_slots", "Slots that a tier is writing.")
-    quarantined: int = _pool_gauge(
-        "pool_quarantined_slots", "Slots without a chunk that running I/O may still touch."
+    slots: int = _gauge("pool_slots", "Slots of the host pool.", ())
+    free: int = _gauge("pool_free_slots", "Empty slots.", ())
+    ready: int = _gauge("pool_ready_slots", "Slots that hold a readable chunk.", ())
+    writing: int = _gauge("pool_writing_slots", "Slots that the device is writing.", ())
+    loading: int = _gauge("pool_loading_slots", "Slots that a tier is writing.", ())
+    quarantined: int = _gauge(
+        "pool_quarantined_slots", "Slots without a chunk that running I/O may still touch.", ()
     )
-    pinned: int = _pool_gauge(
-        "pool_pinned_slots", "Slots with a readable chunk that cannot be evicted."
+    pinned: int = _gauge(
+        "pool_pinned_slots", "Slots with a readable chunk that cannot be evicted.", ()
     )
-    leased: int = _pool_gauge(
-        "pool_leased_slots", "Slots that pins, retained ranges and prefetches hold."
+    leased: int = _gauge(
+        "pool_leased_slots", "Slots that pins, retained ranges and prefetches hold.", ()
     )
 
 
@@ -427,8 +413,8 @@ def metric_samples(
     >>> [(s.metric.name, s.labels) for s in metric_samples([stats]) if s.value == 3]
     [('kvtier_stored_chunks_total', ('disk',))]
 
-    ``usage`` is ``None`` if kvtier does not own the pool. If ``zeros`` is false, label combinations
-    that have not occurred are omitted.
+    ``usage`` is ``None`` if kvtier does not own the pool. If ``zeros`` is false, omit combinations
+    of labels that have not occurred.
     """
     for tier in stats:
         own = (tier.name,)

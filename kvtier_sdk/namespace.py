@@ -22,7 +22,7 @@ _MOST_LEVELS = 32
 
 @dataclass(frozen=True, eq=False)
 class Namespace:
-    """The facts that decide whether a chunk's bytes can be reused, and their fingerprint.
+    """The facts that decide whether a chunk's bytes can be reused, with a fingerprint.
 
     >>> ours = Namespace({"model": "llama", "dtype": "bfloat16"})
     >>> theirs = Namespace({"model": "llama", "dtype": "float16"})
@@ -40,7 +40,7 @@ class Namespace:
 
     @cached_property
     def manifest(self) -> dict[str, object]:
-        """The facts and the header's format version, as a tier writes them for operators.
+        """The facts and the header's format version, which a tier stores for operators.
 
         Recognised secrets appear as ``"***"``, but the fingerprint covers their real values.
         """
@@ -54,7 +54,7 @@ class Namespace:
 
     @property
     def tokens_per_chunk(self) -> list[int]:
-        """For each KV-cache group, the number of tokens in a chunk; empty if unknown."""
+        """The number of tokens in a chunk, for each KV-cache group; empty if unknown."""
         facts: Mapping[str, Any] = self.facts
         with suppress(LookupError, TypeError):
             groups, blocks = facts["groups"], facts["blocks_per_chunk"]
@@ -106,7 +106,7 @@ class StoredNamespace(Namespace):
     """A namespace found in a tier: its chunks' fingerprint, and the facts of its manifest.
 
     Anyone who can write to a store can plant a manifest, so facts are accepted only if they match
-    the fingerprint. A manifest with a masked secret therefore never passes.
+    the fingerprint. A manifest with a masked secret is therefore never accepted.
 
     >>> ours = Namespace({"model": "llama"})
     >>> found = StoredNamespace.read(ours.fingerprint, ours.manifest_json().encode())
@@ -118,7 +118,7 @@ class StoredNamespace(Namespace):
             and :meth:`adding` do not change it.
         fault: the reason why ``facts`` is empty: ``"no manifest"``, ``"unreadable manifest"`` or
             ``"unverified manifest"``; empty if the facts are verified.
-        MOST_BYTES: the maximum size of a manifest. Tiers read no more, as anyone can plant one.
+        MOST_BYTES: the maximum number of bytes that a tier reads of a manifest.
     """
 
     MOST_BYTES: ClassVar[int] = 1 << 20

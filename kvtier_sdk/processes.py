@@ -1,4 +1,4 @@
-"""Describes processes for error messages, as far as this user can read /proc."""
+"""Descriptions of processes for error messages, read from /proc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTENS = "0A"
 
 
 def describe_process(pid: int) -> str:
-    """Return a process's number and command line: ``process 4711 (vllm serve llama)``."""
+    """Return a process's number and, if readable, command: ``process 4711 (vllm serve llama)``."""
     name = f"process {pid}"
     with suppress(OSError):
         words = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").strip()

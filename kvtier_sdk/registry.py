@@ -1,17 +1,13 @@
-"""The backends, policies and codecs of installed packages, found through their entry points.
-
-Listing the names imports no package, because the packages' metadata holds the names.
-"""
+"""The backends, policies and codecs of installed packages, found through their entry points."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import NamedTuple, TypeVar, cast
 
 from kvtier_sdk.contract import (
@@ -35,12 +31,7 @@ from kvtier_sdk.options.tier import RunnerOptions, TierConfig
 #: Entry-point groups. ``kvtier.url_schemes`` names a backend's further URL schemes
 #: (``rediss = "kvtier_redis:RedisTier"``), so that resolving a scheme needs no import.
 BACKENDS_GROUP = "kvtier.backends"
-POLICIES_GROUP = "kvtier.policies"
-STORE_POLICIES_GROUP = "kvtier.store_policies"
-CODECS_GROUP = "kvtier.codecs"
 URL_SCHEMES_GROUP = "kvtier.url_schemes"
-#: The group in which an engine's package registers itself with the ``kvtier`` command.
-ENGINES_GROUP = "kvtier.engines"
 
 #: Maps a backend's name or URL scheme to the package of this project that provides it.
 _PUBLISHED = {
@@ -61,9 +52,9 @@ _METHODS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, order=True, slots=True)
 class BackendInfo:
-    """An installed backend, as its package's metadata describes it.
+    """The metadata of an installed backend.
 
     Attributes:
         name: the backend's name in a configuration.
@@ -80,16 +71,13 @@ class BackendInfo:
 
 def available_backends() -> list[BackendInfo]:
     """List the installed backends by name, without importing any; duplicates are listed too."""
-    return sorted(
-        (found.info for found in _entry_points(BACKENDS_GROUP)),
-        key=lambda info: (info.name, info.distribution),
-    )
+    return sorted(found.info for found in _entry_points(BACKENDS_GROUP))
 
 
 def load_backend(name: str) -> type[SecondaryTierManager]:
-    """Return the tier class of the backend with this ``name`` or URL scheme; import no other.
+    """Return the tier class of the backend with this ``name`` or URL scheme.
 
-    ``my-tier`` also finds ``my_tier``, because a URL's scheme cannot hold ``_``.
+    ``my-tier`` also finds ``my_tier``, because a URL's scheme cannot contain ``_``.
 
     Raises:
         UnknownBackendError: no installed package offers the name; the message lists all names.
@@ -106,14 +94,13 @@ def load_backend(name: str) -> type[SecondaryTierManager]:
 
 
 def check_backend(backend: object, info: BackendInfo) -> None:
-    """Raise :class:`BackendLoadError` if a class breaks the contract, without instantiating it."""
+    """Raise :class:`BackendLoadError` if the class ``backend`` breaks the contract."""
     fault = _fault_of(backend, info)
     if fault is not None:
         raise BackendLoadError(f"{_title('backend', info)}: {fault}")
 
 
 def unknown_backend(name: str) -> UnknownBackendError:
-    """Return an error that says which package to install."""
     names = {info.name for info in available_backends()}
     advice = ""
     if name in _PUBLISHED:
@@ -127,11 +114,8 @@ def unknown_backend(name: str) -> UnknownBackendError:
 def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple[str, ...]:
     """Return the label values of ``kvtier_build_info`` that follow the tier's name."""
     found = _find_backend(backend)
-    sdk = ""
-    with suppress(PackageNotFoundError):
-        sdk = version("kvtier-sdk")
     backend_version = found[0].info.version if found else ""
-    return (backend, backend_version, sdk, str(contract_version), CORE)
+    return (backend, backend_version, version("kvtier-sdk"), str(contract_version), CORE)
 
 
 def backend_name(name: str) -> str:
@@ -154,7 +138,7 @@ def url_schemes(info: BackendInfo) -> list[str]:
 
 def load_policy(name: str) -> type[EvictionPolicy]:
     """Return the class of the eviction policy ``name``; raise BackendError if it is unusable."""
-    return _load_class(POLICIES_GROUP, "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
+    return _load_class("kvtier.policies", "policy", name, EvictionPolicy)  # type: ignore[type-abstract]
 
 
 def load_store_policy(text: str) -> StorePolicy:
@@ -164,7 +148,7 @@ def load_store_policy(text: str) -> StorePolicy:
         ConfigError: the argument is missing or wrong.
         BackendError: the policy cannot be found or loaded, or is not a :class:`StorePolicy`.
     """
-    return _make(STORE_POLICIES_GROUP, "store policy", text, StorePolicy)  # type: ignore[type-abstract]
+    return _make("kvtier.store_policies", "store policy", text, StorePolicy)  # type: ignore[type-abstract]
 
 
 def load_codec(text: str) -> ChunkCodec:
@@ -174,7 +158,7 @@ def load_codec(text: str) -> ChunkCodec:
         ConfigError: the argument is missing or wrong, or the codec's extra is not installed.
         BackendError: the codec cannot be found or loaded, or is not a :class:`ChunkCodec`.
     """
-    return _make(CODECS_GROUP, "codec", text, ChunkCodec)  # type: ignore[type-abstract]
+    return _make("kvtier.codecs", "codec", text, ChunkCodec)  # type: ignore[type-abstract]
 
 
 def load_all(group: str, kind: str, base: type[T]) -> dict[str, T]:
@@ -209,7 +193,7 @@ def _find_backend(name: str) -> list[_Found]:
     owners: dict[tuple[str, str], _Found] = {}
     for found in _entry_points(BACKENDS_GROUP) + _entry_points(URL_SCHEMES_GROUP):
         if found.info.name.replace("_", "-") == form:
-            # Keep one entry, because a package can repeat its backend's name among the URL schemes.
+            # A package can list its backend's name as a URL scheme too, so drop repetitions.
             owners.setdefault((found.info.distribution, found.info.target), found)
     return list(owners.values())
 
@@ -269,7 +253,6 @@ def _load_class(group: str, kind: str, name: str, base: type[T]) -> type[T]:
 
 
 def _check_one(found: Sequence[_Found], kind: str) -> None:
-    """Raise an error that names all packages if several offer the name."""
     if len(found) > 1:
         owners = " and ".join(sorted(f"{of.distribution} {of.version}" for of, _ in found))
         raise DuplicateBackendError(

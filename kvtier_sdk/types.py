@@ -27,8 +27,6 @@ def make_offload_key(chain_hash: bytes, group_index: int = 0) -> OffloadKey:
     """Return a key: a ``chain_hash``, then a KV-cache group's ``group_index`` in four bytes.
 
     >>> key = make_offload_key(bytes(32), group_index=1)
-    >>> len(key)
-    36
     >>> split_offload_key(key) == (bytes(32), 1)
     True
     """
@@ -143,8 +141,8 @@ class Region(NamedTuple):
 class Transfer:
     """The transfer of one chunk between its slot in the host pool and a tier.
 
-    A backend writes ``header`` and ``payload`` one after the other as one object, and reads them
-    back in place::
+    A backend writes ``header`` and ``payload`` one after the other as one object. A load reads the
+    object into both buffers::
 
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         os.pwritev(fd, transfer.buffers, 0)  # store
@@ -202,13 +200,13 @@ class Transfer:
     def header(self) -> memoryview:
         """The integrity header, which only the SDK interprets.
 
-        Its address and length fit the tier's ``alignment``. For a store, the first use writes it.
+        Its address and length fit the tier's ``alignment``. The first access writes it for a store.
         """
         self.seal()
         return self._header
 
     def seal(self, digest: bytes | None = None) -> None:
-        """Write a store's header once. A tier that supplies a digest calls this, in any thread.
+        """Write a store's header once. Any thread of a tier may call this, to supply a digest.
 
         Args:
             digest: the xxh3-128 of the payload's first ``context.digest_bytes`` bytes, as 16 bytes
@@ -235,7 +233,7 @@ class Transfer:
         self.arrived = self.payload[:payload_bytes]
 
     def verify(self, digest: bytes | None = None) -> None:
-        """Check a loaded chunk in this thread, so that the SDK does not check it on the event loop.
+        """Check a loaded chunk in this thread instead of on the event loop.
 
         Args:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.

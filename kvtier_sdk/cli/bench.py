@@ -26,7 +26,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError, TierError
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.tiers import BlockingTier
+from kvtier_sdk.opening import BlockingTier
 from kvtier_sdk.options.units import format_bytes, format_seconds, parse_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict

@@ -14,7 +14,7 @@ from kvtier_sdk.cli.terminal import JsonOption, read_flag, say
 from kvtier_sdk.cli.tier.options import TimeoutOption, read_timeout
 from kvtier_sdk.cli.tier_check import TierCheck, check_tiers
 from kvtier_sdk.errors import BackendError, ConfigError
-from kvtier_sdk.opening.pools import pool_slots
+from kvtier_sdk.opening import pool_slots
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.units import format_bytes, parse_bytes
 from kvtier_sdk.pool import HostPool, PoolLayout

@@ -17,7 +17,7 @@ from kvtier_sdk.errors import ConfigError
 from kvtier_sdk.options.files import read_options
 from kvtier_sdk.options.place import nearest
 from kvtier_sdk.options.secrets import url_without_password
-from kvtier_sdk.registry import ENGINES_GROUP, load_all
+from kvtier_sdk.registry import load_all
 from kvtier_sdk.types import OffloadKey
 
 TARGET = "TIERS"
@@ -89,7 +89,7 @@ def is_url(text: str) -> bool:
 
 @cache
 def installed_engines() -> Mapping[str, EngineTools]:
-    return load_all(ENGINES_GROUP, "engine", EngineTools)  # type: ignore[type-abstract]
+    return load_all("kvtier.engines", "engine", EngineTools)  # type: ignore[type-abstract]
 
 
 def tools_for(options: Mapping[str, Any], *, where: str) -> EngineTools | None:

@@ -25,8 +25,7 @@ from kvtier_sdk.errors import (
     TierTimeoutError,
 )
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.pools import open_pool
-from kvtier_sdk.opening.tiers import BlockingTier
+from kvtier_sdk.opening import BlockingTier, open_pool
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.secrets import MaskingFormatter
 from kvtier_sdk.pool import HostPool

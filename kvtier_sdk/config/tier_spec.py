@@ -38,8 +38,8 @@ class TierSpec:
             background, and opening is retried after any error.
         verify: false turns digests off; for measurements and tests only.
         is_rounded: true if this or another tier of the engine may round the tier's chunks.
-        inventory: the announcements to routers: ``"off"``, the chunks' ``"hashes"``, or also their
-            ``"tokens"``, which the tier then stores.
+        inventory: the announcements to routers: ``"off"``, ``"hashes"``, or ``"tokens"`` for both
+            hashes and tokens. The tier stores the announced tokens.
     """
 
     name: str
@@ -137,7 +137,7 @@ class TierSpec:
         return self.in_tier(namespace.for_chunks(chunk_bytes))
 
     def in_tier(self, namespace: Namespace) -> Namespace:
-        """Add facts to a ``namespace`` if chunks are sealed or rounded."""
+        """Add the facts ``codec`` and ``compress`` to a ``namespace`` if they apply to the tier."""
         codec = self.runner.codec_name
         facts = {} if codec is None else {"codec": codec}
         return namespace.adding(**facts, **({"compress": "fp8"} if self.is_rounded else {}))
@@ -149,7 +149,7 @@ class TierSpec:
         return header_bytes(alignment, envelope_bytes), round_up(chunk_bytes, alignment)
 
     def changed(self, options: Mapping[str, Any], place: Place) -> Self:
-        """Return a copy with live ``options`` changed; raise :class:`ConfigError` at ``place``."""
+        """Return a copy with other live ``options``; raise a :class:`ConfigError` at ``place``."""
         own = dict(options)
         runner = self.runner.changed(RunnerOptions.take_from(own), place)
         config = self.config.changed(own, place, _COMMON)
@@ -158,7 +158,7 @@ class TierSpec:
         return replace(self, config=config, runner=runner)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; return each changed option's old and new value."""
+        """Copy the live options from ``changed``; return the old and new value of each change."""
         return self.config.set_live(changed.config) | self.runner.set_live(changed.runner)
 
     def live_values(self) -> dict[str, tuple[Any, Any]]:
@@ -200,7 +200,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
     elif url is not None:
         option, name = "url", url.scheme
     else:
-        # Report a misspelt 'type' as unknown, because the error "missing" would hide the mistake.
+        # Report a misspelt 'type' as unknown, because "'type' is missing" would hide the mistake.
         unknown = entry.keys() - set(_COMMON)
         misspelt = {key: None for key in unknown if closest(key, _COMMON) in _ENTRY_OPTIONS}
         validate_options(RunnerOptions, misspelt, place, _ENTRY_OPTIONS)
@@ -215,9 +215,7 @@ def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) 
 
 def _url_options(url: TierURL, model: type[TierConfig], place: Place) -> dict[str, Any]:
     own = dict(url.options)
-    common = RunnerOptions.take_from(own)
-    if "name" in own:
-        common["name"] = own.pop("name")
+    common = {key: own.pop(key) for key in ("name", *RunnerOptions.option_names()) if key in own}
     with _faults_of_url(place):
         own = model.options_from_url(replace(url, options=own))
     return own | common

@@ -114,14 +114,15 @@ class TieringConfig(ServiceOptions, PoolOptions):
         """
         place = Place(where)
         own = place.table(options)
-        tiers = cls._option("tiers")
+        tiers = cls._option("tiers")  # adapters give this option another name
         entries = own.pop(tiers, [])
         mistakes: list[str] = []
         with _noting(mistakes):
             config = validate_options(cls, own, place)
         with _noting(mistakes):
             specs = read_tiers(place.at(tiers).entries(entries))
-        _tell(mistakes)
+        if mistakes:
+            raise ConfigError("\n".join(mistakes))
         return config.model_copy(update={"tiers": tuple(specs.values())})
 
     @classmethod
@@ -196,12 +197,12 @@ def own_directory() -> Path:
 
 
 def place_of_socket(option: str) -> Path:
-    """Return the absolute path of the option's socket, which a later ``chdir`` does not affect."""
+    """Return the option's path, made absolute because the process may change its directory."""
     return own_directory() if option == "auto" else Path(option).absolute()
 
 
 def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
-    """Read the tiers' ``entries``, which are URLs, tables or specs, keyed by place.
+    """Read the configured tiers. Each of the ``entries`` is a URL, a table or a spec.
 
     If one tier rounds chunks, the chunks in all tiers may be rounded: an engine stores loaded
     chunks, and chunks computed from them, in the other tiers too.
@@ -223,7 +224,8 @@ def read_tiers(entries: Mapping[Place, object]) -> dict[Place, TierSpec]:
                     f"name one of them, for example '{spec.name}-2'"
                 )
     mistakes += _location_conflicts(specs)
-    _tell(mistakes)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     is_rounded = any(spec.is_rounded for spec in specs.values())
     return {place: replace(spec, is_rounded=is_rounded) for place, spec in specs.items()}
 
@@ -248,11 +250,6 @@ def _noting(mistakes: list[str]) -> Iterator[None]:
         yield
     except (BackendError, ConfigError) as error:
         mistakes.append(str(error))
-
-
-def _tell(mistakes: list[str]) -> None:
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
 
 
 def _location_conflicts(specs: Mapping[Place, TierSpec]) -> Iterator[str]:

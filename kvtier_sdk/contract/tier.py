@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from kvtier_sdk.aio.clock import Clock
-from kvtier_sdk.contract.tier_metrics import TierCounter, TierGauge, TierMetrics
 from kvtier_sdk.errors import ChunkError, TierContractError, TierError, check_any_answered
 from kvtier_sdk.namespace import Namespace, StoredNamespace
 from kvtier_sdk.options.tier import TierConfig
@@ -39,6 +39,86 @@ class ReportRemoved(Protocol):
     def __call__(
         self, keys: Iterable[OffloadKey], /, *, evicted: bool = False, expired: bool = False
     ) -> None: ...
+
+
+class TierCounter:
+    """A counter that :meth:`TierContext.counter` makes. Any thread may add to it.
+
+    ::
+
+        context.counter("resends").add()
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value = 0.0
+
+    def add(self, amount: float = 1) -> None:
+        """Add an ``amount`` of 0 or more."""
+        with self._lock:
+            self._value += float(amount)
+
+    def take(self) -> float:
+        """Return the sum added since the last call."""
+        with self._lock:
+            taken, self._value = self._value, 0.0
+        return taken
+
+
+class TierGauge:
+    """A gauge that :meth:`TierContext.gauge` makes. Any thread may set it.
+
+    ::
+
+        context.gauge("segments").set(12)
+    """
+
+    def __init__(self) -> None:
+        self._value = 0.0
+
+    @property
+    def value(self) -> float:
+        """The last value set; 0 at first."""
+        return self._value
+
+    def set(self, value: float) -> None:
+        """Set the gauge to ``value``."""
+        self._value = float(value)
+
+
+T = TypeVar("T", TierCounter, TierGauge)
+
+
+class TierMetrics:
+    def __init__(self) -> None:
+        self._made: dict[str, TierCounter | TierGauge] = {}
+        self._told: dict[str, float] = {}
+        self._is_complete = False
+
+    def find(self, name: str, kind: type[T]) -> T:
+        if self._is_complete and name not in self._made:
+            raise TierContractError(
+                f"counter or gauge {name!r} comes too late: make it in __init__ or open"
+            )
+        found = self._made.setdefault(name, kind())
+        if not isinstance(found, kind):
+            raise TierContractError(f"{name!r} cannot be both a counter and a gauge")
+        return found
+
+    def complete(self) -> bool:
+        """Refuse new names after this call; return true if a counter or gauge exists."""
+        self._is_complete = True
+        return bool(self._made)
+
+    def take_changes(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return each counter's gain and each changed gauge's value since the last call."""
+        made = self._made.items()
+        gained = {name: one.take() for name, one in made if isinstance(one, TierCounter)}
+        values = {name: one.value for name, one in made if isinstance(one, TierGauge)}
+        counters = {n: gain for n, gain in gained.items() if gain or n not in self._told}
+        gauges = {n: value for n, value in values.items() if value != self._told.get(n)}
+        self._told.update(counters | gauges)
+        return counters, gauges
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +187,11 @@ class TierContext:
         Raises:
             TierContractError: a gauge has the name, or the name is new and the tier is open.
         """
-        return self.metrics.counter(name)
+        return self.metrics.find(name, TierCounter)
 
     def gauge(self, name: str) -> TierGauge:
         """Make the gauge ``name``, exported as ``kvtier_backend_gauge``; see :meth:`counter`."""
-        return self.metrics.gauge(name)
+        return self.metrics.find(name, TierGauge)
 
 
 class SecondaryTierManager(ABC):
@@ -329,7 +409,7 @@ class ChunkTierManager(SecondaryTierManager):
     """A tier whose methods handle one chunk each, and raise an error if the chunk fails.
 
     The SDK calls a method once for each chunk of a batch, for up to :attr:`fan_out` chunks at once.
-    All rules of :class:`SecondaryTierManager` hold. The backend authors' guide builds such a tier.
+    All rules of :class:`SecondaryTierManager` apply. The backend authors' guide has an example.
 
     Attributes:
         fan_out: maximum number of chunks to handle at once. Set it per class or per instance.

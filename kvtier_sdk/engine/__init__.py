@@ -15,8 +15,7 @@ from kvtier_sdk.engine.request_hints import read_request
 from kvtier_sdk.engine.tools import EngineTools
 from kvtier_sdk.event_publisher import EventOptions, EventPublisher
 from kvtier_sdk.events import PRIMARY, ChunkNote, announce_blocks
-from kvtier_sdk.opening.pools import open_pool, pool_size_bytes
-from kvtier_sdk.opening.tiers import open_manager, open_tier
+from kvtier_sdk.opening import open_manager, open_pool, open_tier, pool_size_bytes
 from kvtier_sdk.operator.services import OperatorServices, check_services
 from kvtier_sdk.options.model import StrictModel, validate_options
 from kvtier_sdk.options.place import Place, nearest

@@ -1,4 +1,4 @@
-"""Strict options, whose errors for misspelt names and wrong values say what to write."""
+"""The base class of all options, and the validation of options."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class StrictModel(BaseModel):
 
     Secrets appear neither in messages nor in a ``repr``. An option is a secret if its type is
     ``SecretStr`` or its name contains a word such as ``password``, ``secret`` or ``token``.
-    Operators write a secret in the clear, as the environment variable ``${NAME}``, or in a file
-    that an option such as ``password_file`` names. The SDK reads the file of a ``SecretStr`` again
-    after the store refuses the secret, so call ``get_secret_value()`` for each connection.
+    An operator writes a secret in the clear, as an environment variable ``${NAME}``, or in a file
+    (option ``password_file``). The SDK reads the file of a ``SecretStr`` again after a store
+    refuses the secret, so call ``get_secret_value()`` for each connection.
 
     Attributes:
-        needs: pairs of attributes, the first of which can be given only together with the second.
+        needs: pairs of attributes; the first attribute of a pair requires the second.
         excludes: pairs of attributes that cannot be given together.
         refuses: other tiers' options that this model rejects, each with advice for the operator.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    # The configured values of changed live options, by attribute.
+    # The configured value of each live option that has changed, by attribute.
     _configured: dict[str, Any] = {}
 
     needs: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -76,7 +76,6 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def fields_by_option(cls) -> Mapping[str, FieldInfo]:
-        """Map each option's name to its field."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
@@ -99,7 +98,6 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def secret_names(cls) -> frozenset[str]:
-        """Return the names of the options whose values are never shown."""
         types = cls.types_by_option()
         return frozenset(secret_among(types)).union(
             name for name, its_types in types.items() if not its_types.isdisjoint(_SECRETS)
@@ -121,7 +119,6 @@ class StrictModel(BaseModel):
     @classmethod
     @cache
     def live_options(cls) -> Mapping[str, str]:
-        """Map each option that may change while an engine runs to its attribute."""
         return {
             field.alias or name: name
             for name, field in cls.model_fields.items()
@@ -131,11 +128,10 @@ class StrictModel(BaseModel):
     def changed(
         self, changes: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
     ) -> Self:
-        """Return a copy with ``changes`` of live options.
+        """Return a copy with ``changes`` to live options.
 
-        Raises:
-            ConfigError: a value is wrong, or an option of this model or ``also_known`` is not live;
-                each line begins with the ``place``.
+        Raise a :class:`ConfigError` at ``place`` if a value is wrong, or if an option of this model
+        or of ``also_known`` is not live.
         """
         known = {*self.option_names(), *also_known}
         if fixed := sorted(known & changes.keys() - self.live_options().keys()):
@@ -145,7 +141,7 @@ class StrictModel(BaseModel):
         return validate_options(type(self), given | dict(changes), place, also_known)
 
     def set_live(self, changed: Self) -> dict[str, tuple[Any, Any]]:
-        """Copy the live options of ``changed``; return each changed option's old and new value."""
+        """Copy the live options from ``changed``; return the old and new value of each change."""
         values = {n: (getattr(self, n), getattr(changed, n)) for n in self.live_options().values()}
         changes = {name: (was, now) for name, (was, now) in values.items() if was != now}
         self._configured = {name: was for name, (was, _) in changes.items()} | self._configured
@@ -156,13 +152,11 @@ class StrictModel(BaseModel):
 
     def live_values(self) -> dict[str, tuple[Any, Any]]:
         """Return the configured and the current value of each live option, as plain data."""
-        names = self.live_options()
-        both = self.model_copy(update=self._configured), self
-        configured, now = (
-            {option: to_jsonable_python(getattr(model, name)) for option, name in names.items()}
-            for model in both
-        )
-        return {option: (configured[option], now[option]) for option in names}
+        old, plain = self.model_copy(update=self._configured), to_jsonable_python
+        return {
+            option: (plain(getattr(old, name)), plain(getattr(self, name)))
+            for option, name in self.live_options().items()
+        }
 
     @classmethod
     def take_from(cls, options: dict[str, Any]) -> dict[str, Any]:
@@ -235,8 +229,8 @@ def validate_options(
     """Build a ``model`` from ``options``, or raise a :class:`ConfigError` with a line per mistake.
 
     A mistake is an unknown or missing option, a wrong value, or an unreadable secret. Each
-    line begins with the ``place`` of the option, and shows no secret. ``also_known`` are further
-    names that can be suggested in place of an unknown option.
+    line begins with the ``place`` of the option, and shows no secret. An error for an unknown
+    option suggests names from the model and from ``also_known``.
     """
     given = _with_secrets(model, options, place)
     try:
@@ -295,7 +289,7 @@ def _complaint(
         return f"{option} is {brief(value)} but should be {_PLAIN.get(fault['type'], message)}"
     if loc:
         return f"{option}: {message.replace(value, brief(value))}"
-    # Add the path, because a rule about several options names them without it.
+    # Add the path, because a model's validators do not know it.
     if place.path:
         message = message.replace("option '", f"option '{place.path}.")
     return f"{place.where}: {message}"

@@ -18,7 +18,7 @@ class Place:
     """A place in a configuration. An error message begins with its string form.
 
     ``where`` names the source, such as ``kv.toml``. ``path`` is the place in the source, such as
-    ``tiers[1]``; an empty path stands for the whole source.
+    ``tiers[1]``; an empty path means the whole source.
     """
 
     where: str
@@ -35,7 +35,7 @@ class Place:
         return Place(self.where, path)
 
     def table(self, value: object) -> dict[str, Any]:
-        """Return a copy of ``value`` if it is a table; otherwise raise :class:`ConfigError`."""
+        """Return a copy of the table ``value``; raise :class:`ConfigError` if it is not a table."""
         if not isinstance(value, Mapping):
             raise ConfigError(f"{self} should be a table of options")
         for name in value:
@@ -44,7 +44,7 @@ class Place:
         return dict(value)
 
     def entries(self, value: object) -> dict[Place, object]:
-        """Map places to the entries of ``value`` if it is a list; otherwise raise an error."""
+        """Return the entries of the list ``value`` by place; raise an error if it is not a list."""
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{self} should be a list")
         return {self.at(index): entry for index, entry in enumerate(value)}
@@ -55,11 +55,7 @@ def brief(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape unprintable characters, so that text from a store cannot control the terminal.
-
-    >>> print(one_line("llama\\x1b[2K\\rDelete them?"))
-    llama\\x1b[2K\\rDelete them?
-    """
+    """Escape unprintable characters, so that text from a store cannot control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -20,7 +20,7 @@ _named: set[str] = set()
 
 
 class VariableSecret(SecretStr):
-    """A secret in an environment variable, which the processes of tiers do not inherit."""
+    """A secret in an environment variable. The processes of tiers do not inherit the variable."""
 
     def __init__(self, variable: str, value: str) -> None:
         super().__init__(value)
@@ -35,7 +35,7 @@ class VariableSecret(SecretStr):
 class FileSecret(SecretStr):
     """A secret in a file. ``values`` lists all values read so far; the last is the current one.
 
-    The constructor raises OSError or ValueError if the file is unreadable or contains no secret.
+    Reading raises OSError or ValueError if the file is unreadable or contains no secret.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,7 +47,7 @@ class FileSecret(SecretStr):
         return f"{name}{FILE_SUFFIX}", self.path
 
     def read_again(self) -> bool:
-        """Read the file as the constructor does; return true if the secret has changed."""
+        """Read the file again; return true if the secret has changed."""
         value = _read(self.path)
         if value == self._secret_value:
             return False
@@ -58,7 +58,7 @@ class FileSecret(SecretStr):
 
 
 def secret_in_variable(written: str, place: Place) -> VariableSecret | None:
-    """Return the secret in the variable of ``${NAME}``, or ``None`` for any other text."""
+    """Return the secret that ``${NAME}`` refers to; return ``None`` for any other text."""
     found = _VARIABLE.search(written)
     if found is None:
         return None
@@ -88,7 +88,7 @@ def secret_in_file(path: object, place: Place) -> FileSecret:
 
 
 def environment_without_secrets() -> dict[str, str]:
-    """Return this process's environment without the variables that hold secrets."""
+    """Return this process's environment without the variables that contain secrets."""
     return {name: value for name, value in os.environ.items() if name not in _named}
 
 

@@ -52,7 +52,7 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, whatever characters they contain."""
+    """Mask the password and the secret options of ``url``, which may contain any character."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url
@@ -129,7 +129,6 @@ def masked(name: str, value: Any) -> Any:
 
 
 def secrets_in(name: str, value: Any) -> Iterator[str]:
-    """Yield the secrets in the ``value`` of option ``name``."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, SecretBytes):
@@ -150,13 +149,13 @@ def secrets_in(name: str, value: Any) -> Iterator[str]:
 
 
 def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """Return ``error``, or a masked copy if its message or a cause's message shows a secret."""
+    """Return ``error``, or a masked copy if the text of the error or of a cause shows a secret."""
     shown = "".join(
         line for one in chain_of(error) for line in traceback.format_exception_only(one)
     )
     if secrets.mask(shown) == shown:
         return error
-    # Keep the nearest class from errors.py, so that callers still catch it, or imitate the class.
+    # Keep the nearest class from errors.py, because callers catch it. Imitate any other class.
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
     theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind = [*ours, theirs][0]
@@ -166,7 +165,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
             setattr(masked, name, secrets.mask(value) if isinstance(value, str) else value)
     if (cause := error.__cause__ or error.__context__) is not None:
         masked.__cause__ = masked_error(cause, secrets)
-    # Move the traceback, because a client that keeps the original would keep the buffers too.
+    # A client may keep the original error, whose traceback would keep the buffers alive.
     masked.__traceback__, error.__traceback__ = error.__traceback__, None
     return masked  # type: ignore[no-any-return]
 

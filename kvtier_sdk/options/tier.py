@@ -15,13 +15,13 @@ from kvtier_sdk.options.url import TierURL
 class TierConfig(StrictModel):
     """The base class of every backend's options.
 
-    A tier in a separate process receives its options as plain data. So each option's type must
-    accept plain data, as ``Bytes`` accepts ``4096``.
+    A tier in a separate process receives its options as plain data. Each option's type must accept
+    plain data: ``Bytes`` accepts ``4096``.
     """
 
     @classmethod
     def options_from_url(cls, url: TierURL) -> dict[str, Any]:
-        """Return the options of this model in a ``url``, without validating them.
+        """Extract this model's options from a ``url``, without validating them.
 
         The default implementation accepts a query, but refuses a host or a path. Override it for a
         backend whose URLs have a host or a path.

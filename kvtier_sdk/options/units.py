@@ -1,7 +1,4 @@
-"""Quantities as people write them: ``"4GiB"``, ``"250ms"``, ``"5%"``.
-
-Each parser accepts text, or a number in the unit of the result. Its errors say what to write.
-"""
+"""Quantities with units. Each parser accepts text, or a number in the unit of the result."""
 
 from __future__ import annotations
 

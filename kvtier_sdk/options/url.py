@@ -78,7 +78,7 @@ class TierURL:
     def options_beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Merge the query's options with the ``given`` options from other parts of the URL.
 
-        ``None`` stands for an absent part. Raise a ConfigError if an option is given twice.
+        ``None`` means an absent part. Raise a ConfigError if an option is given twice.
         """
         present = {name: value for name, value in given.items() if value is not None}
         for name in sorted(present.keys() & self.options.keys()):

@@ -1,13 +1,9 @@
-"""The memory tier, which keeps chunks in this process and can simulate a slower store.
-
-Tests and documentation use this tier as the reference.
-"""
+"""The memory tier, which keeps chunks in this process and can simulate a slower store."""
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -53,9 +49,9 @@ class MemoryTier(SecondaryTierManager):
 
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
-        self._objects: OrderedDict[OffloadKey, npt.NDArray[np.uint8]] = OrderedDict()
-        # The times of the chunks' last uses and last stores. ``_stored_s`` is in the order of time.
-        self._used_s: dict[OffloadKey, float] = {}
+        self._objects: dict[OffloadKey, npt.NDArray[np.uint8]] = {}
+        # The times of the chunks' last uses and last stores, both in the order of time.
+        self._used_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0
         # The time at which the simulated network link becomes free.
@@ -100,7 +96,7 @@ class MemoryTier(SecondaryTierManager):
         return Usage(len(self._objects), self._used_bytes, self.config.capacity_bytes)
 
     async def _travel(self, size_bytes: int) -> None:
-        """Wait until a simulated link, which moves one batch at a time, has moved this batch."""
+        """Wait for the simulated link, which transfers one batch at a time."""
         now_s = sent_s = self.context.clock.now_s()
         if self.config.bandwidth_bytes is not None:
             sent_s = max(now_s, self._wire_free_s) + size_bytes / self.config.bandwidth_bytes
@@ -122,7 +118,7 @@ class MemoryTier(SecondaryTierManager):
         self._stored_s.move_to_end(transfer.key)
         capacity = self.config.capacity_bytes
         while capacity is not None and self._used_bytes > capacity:
-            self._remove([next(iter(self._objects))], evicted=True)
+            self._remove([next(iter(self._used_s))], evicted=True)
 
     def _get(self, transfer: Transfer) -> TierError | None:
         stored = self._objects.get(transfer.key)
@@ -139,17 +135,19 @@ class MemoryTier(SecondaryTierManager):
         return None
 
     def _use(self, key: OffloadKey) -> None:
-        self._objects.move_to_end(key)
         self._used_s[key] = self.context.clock.now_s()
+        self._used_s.move_to_end(key)
 
     def _remove_expired(self) -> None:
-        now_s = self.context.clock.now_s()
-        if self.config.ttl_s is not None:
-            too_old = _until(now_s - self.config.ttl_s, self._objects, self._used_s)
-            self._remove(too_old, expired=True)
-        if self.config.max_age_s is not None:
-            too_old = _until(now_s - self.config.max_age_s, self._stored_s, self._stored_s)
-            self._remove(too_old, expired=True)
+        config = self.config
+        for age_s, times_s in ((config.ttl_s, self._used_s), (config.max_age_s, self._stored_s)):
+            if age_s is not None:
+                too_old = []
+                for key, time_s in times_s.items():
+                    if time_s > self.context.clock.now_s() - age_s:
+                        break
+                    too_old.append(key)
+                self._remove(too_old, expired=True)
 
     def _remove(self, keys: Sequence[OffloadKey], **why: bool) -> None:
         for key in keys:
@@ -157,10 +155,3 @@ class MemoryTier(SecondaryTierManager):
             del self._used_s[key], self._stored_s[key]
         if keys:
             self.context.report_removed(keys, **why)
-
-
-def _until(
-    last_s: float, keys: Iterable[OffloadKey], times_s: Mapping[OffloadKey, float]
-) -> list[OffloadKey]:
-    """Return the ``keys`` with times up to ``last_s``. The ``keys`` must be ordered by time."""
-    return list(itertools.takewhile(lambda key: times_s[key] <= last_s, keys))

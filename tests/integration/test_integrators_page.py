@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.author import ROOT, run
+from support.public import exported_by
 
 import kvtier_sdk
 import kvtier_sdk.engine
@@ -61,5 +62,5 @@ def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_every_name_on_the_page_is_public() -> None:
-    public = {*kvtier_sdk.__all__, *kvtier_sdk.engine.__all__}
+    public = {*exported_by(kvtier_sdk), *exported_by(kvtier_sdk.engine)}
     assert set(re.findall(r"`([A-Z][a-z]\w+)[`(.]", PAGE)) - public == {"None"}

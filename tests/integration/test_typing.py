@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.public import exported_by
 
 pytestmark = pytest.mark.reader
 
@@ -62,7 +63,7 @@ def public_homes() -> set[str]:
     modules = map(
         importlib.import_module, ["kvtier_sdk", "kvtier_sdk.testing", "kvtier_sdk.worker"]
     )
-    things = [getattr(module, name) for module in modules for name in module.__all__]
+    things = [getattr(module, name) for module in modules for name in exported_by(module)]
     return {
         f"{thing.__module__}.{thing.__qualname__}"
         for thing in things

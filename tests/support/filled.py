@@ -17,7 +17,7 @@ from kvtier_sdk import (
     Verdict,
     make_offload_key,
 )
-from kvtier_sdk.opening.tiers import BlockingTier
+from kvtier_sdk.opening import BlockingTier
 from support.live import content
 
 CHUNK_BYTES = 4096

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.public import exported_by
 
 import kvtier_sdk
 import kvtier_sdk.engine
@@ -23,7 +24,7 @@ from kvtier_sdk.testing.conformance.rules import run_check
 SDK = {
     name: getattr(module, name)
     for module in (kvtier_sdk, kvtier_sdk.engine)
-    for name in module.__all__
+    for name in exported_by(module)
 }
 DOCUMENTED = {**SDK, "Clock.gather_bounded": kvtier_sdk.Clock.gather_bounded}
 PROSE = {name: f"{inspect.getdoc(found)}\n" for name, found in DOCUMENTED.items()}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 from collections import Counter
@@ -8,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from support.public import exported
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
@@ -29,14 +29,6 @@ def directory_of(package: str) -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
-
-
-def exported(package: Path) -> list[str]:
-    for node in ast.parse((package / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names: list[str] = ast.literal_eval(node.value)
-            return names
-    raise AssertionError(f"{package} has no __all__")
 
 
 def public_names() -> set[str]:

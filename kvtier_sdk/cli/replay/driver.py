@@ -22,8 +22,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.contract import StoreMoment
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.pools import open_pool
-from kvtier_sdk.opening.tiers import open_manager
+from kvtier_sdk.opening import open_manager, open_pool
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.registry import load_store_policy
 from kvtier_sdk.tiering.manager import TieringManager

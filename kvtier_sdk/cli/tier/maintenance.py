@@ -12,7 +12,7 @@ from kvtier_sdk.aio.clock import Clock, SystemClock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError, TierError, TierTimeoutError
 from kvtier_sdk.namespace import Namespace, StoredNamespace
-from kvtier_sdk.opening.tiers import BlockingTier
+from kvtier_sdk.opening import BlockingTier
 from kvtier_sdk.pool import HostPool
 from kvtier_sdk.runner import ThreadRunner
 from kvtier_sdk.runner.calls import TierCaller

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvtier_sdk.aio.blocking import run_blocking
 from kvtier_sdk.errors import KVTierError
-from kvtier_sdk.opening.tiers import BlockingTier
+from kvtier_sdk.opening import BlockingTier
 from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.jobs import Job, Verdict
 from kvtier_sdk.testing.conformance.probe import REQUEST, content_of

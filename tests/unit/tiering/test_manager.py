@@ -103,7 +103,7 @@ def test_what_is_used_above_stays_warm_below(make: Make) -> None:
     assert engine.look(B, KEYS[0]) == ["HIT"]
     engine.load(B, KEYS[0])
     engine.step()
-    assert list(engine.tiers[0]._objects)[-1] == KEYS[0]
+    assert list(engine.tiers[0]._used_s)[-1] == KEYS[0]
 
 
 def test_a_preempted_request_asks_anew(make: Make) -> None:

@@ -1,11 +1,11 @@
-"""Opens managers and single tiers from a configuration, for engines and for blocking tools."""
+"""Opens host pools, managers and single tiers, for engines and for blocking tools."""
 
 from __future__ import annotations
 
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -15,12 +15,14 @@ from kvtier_sdk.config.tiering_config import TieringConfig
 from kvtier_sdk.errors import ConfigError, TierUnavailableError
 from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.opening.pools import check_chunk
 from kvtier_sdk.operator.services import OperatorServices
 from kvtier_sdk.operator.start_log import log_start
+from kvtier_sdk.options.units import format_bytes
+from kvtier_sdk.pool import HostPool, PoolLayout
+from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
 from kvtier_sdk.runner import PoolMemory
-from kvtier_sdk.runner.factory import make_runner
+from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.runner.jobs import Job, JobResult
 from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.tier_client import TierClient
@@ -28,6 +30,60 @@ from kvtier_sdk.tiering.tier_listener import TierListener
 
 #: The maximum pause of a tool between polls, because only a poll can end an overdue job.
 _LOOK_S = 1.0
+
+
+@contextmanager
+def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Iterator[HostPool]:
+    """Create the configured host pool, and close it at the end.
+
+    The pool is in shared memory if a tier runs in a separate process. ``config`` determines the
+    pool's size, and the length of a chunk if ``chunk_bytes`` is ``None``.
+
+    Raises:
+        ConfigError: the configured chunk length is missing or contradicts the engine's, no chunk
+            fits, or there is not enough memory.
+    """
+    size_bytes = config.chunk_bytes if chunk_bytes is None else chunk_bytes
+    if size_bytes is None:
+        raise ConfigError("option 'chunk_bytes' is missing; it says how big a chunk is")
+    check_chunk(config, size_bytes)
+    slots = pool_slots(config, size_bytes)
+    if any(map(wants_process, config.tiers)):
+        pool = HostPool.create(PoolLayout(slots, size_bytes))
+    else:
+        pool = HostPool(slots, size_bytes)
+    with closing(pool):
+        yield pool
+
+
+def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
+    """Raise a :class:`ConfigError` if the configuration has another chunk length."""
+    if config.chunk_bytes not in (None, chunk_bytes):
+        raise ConfigError(
+            f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "
+            f"{chunk_bytes} bytes; leave it out"
+        )
+
+
+def pool_size_bytes(config: TieringConfig) -> int:
+    """Return the host pool's size in bytes, or 0 if ``config`` has a number of slots."""
+    size: int | float = config.pool_bytes or 0
+    return size if isinstance(size, int) else int(size * total_memory_bytes())
+
+
+def pool_slots(config: TieringConfig, chunk_bytes: int) -> int:
+    """Return the number of slots; raise a :class:`ConfigError` if no chunk fits."""
+    if config.slots is not None:
+        return config.slots
+    size_bytes = pool_size_bytes(config)
+    row_bytes = PoolLayout(1, chunk_bytes).row_bytes
+    slots = size_bytes // row_bytes
+    if slots < 1:
+        raise ConfigError(
+            f"option 'pool_bytes' is {format_bytes(size_bytes)}, less than one slot of "
+            f"{format_bytes(row_bytes)}; raise it to at least that"
+        )
+    return slots
 
 
 @contextmanager
@@ -107,7 +163,7 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # If an error occurs before ``add_tier``, only this callback closes the runner.
+            # The manager closes a runner only after ``add_tier``, so close each runner here too.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
@@ -163,40 +219,18 @@ def open_tier(
             "its other tiers too; set the fact compress to 'fp8' in option 'namespace' of all of "
             "them, or choose kvtier's own manager"
         )
-    client = _make_client(
-        replace(spec, inventory="off" if announce is None else "hashes"),
-        pool,
-        namespace,
-        listener,
-        clock=clock or SystemClock(),
-        notify=notify,
-        events=events,
-        announce=announce,
-        engine=engine,
-    )
+    spec = replace(spec, inventory="off" if announce is None else "hashes")
+    clock = clock or SystemClock()
+    hears: Any = {"notify": notify, "announce": announce}
+    runner = make_runner(spec, pool, namespace=namespace, clock=clock, **hears)
+    log_start(pool, engine, [(spec, runner)], namespace)
+    size_bytes = pool.chunk_bytes
+    client = TierClient(spec, runner, listener, clock=clock, chunk_bytes=size_bytes, events=events)
     try:
         client.open()
         yield client
     finally:
         client.close(shutdown_timeout_s)
-
-
-def _make_client(
-    spec: TierSpec,
-    pool: PoolMemory,
-    namespace: Namespace,
-    listener: TierListener,
-    *,
-    clock: Clock,
-    events: bool = False,
-    engine: str | None = None,
-    **hears: Any,
-) -> TierClient:
-    runner = make_runner(spec, pool, namespace=namespace, clock=clock, **hears)
-    if engine is not None:
-        log_start(pool, engine, [(spec, runner)], namespace)
-    chunk_bytes = pool.chunk_bytes
-    return TierClient(spec, runner, listener, clock=clock, chunk_bytes=chunk_bytes, events=events)
 
 
 @dataclass(eq=False)
@@ -211,10 +245,11 @@ class BlockingTier:
     def make(
         cls, spec: TierSpec, pool: PoolMemory, namespace: Namespace, *, clock: Clock
     ) -> BlockingTier:
-        """Create a tier whose client is not open yet."""
+        """Create a tier without opening its client."""
         reported = threading.Event()
-        listener = TierListener()
-        client = _make_client(spec, pool, namespace, listener, clock=clock, notify=reported.set)
+        runner = make_runner(spec, pool, namespace=namespace, clock=clock, notify=reported.set)
+        size_bytes = pool.chunk_bytes
+        client = TierClient(spec, runner, TierListener(), clock=clock, chunk_bytes=size_bytes)
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:

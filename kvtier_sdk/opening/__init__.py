@@ -1,1 +1,0 @@
-"""Opens host pools, managers and tiers for engines and for tools."""
