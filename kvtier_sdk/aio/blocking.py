@@ -94,7 +94,7 @@ async def run_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.k
     ``asyncio.to_thread`` would raise immediately, while its thread still uses the buffers. If the
     cancellation comes before the function has started, the function never runs. A function that
     never returns blocks its thread and the coroutine, but the interpreter can still exit. At most
-    16 functions run at once per event loop. Further calls wait in order::
+    16 functions run at once per event loop, and further calls wait in order. For example::
 
         data = await run_blocking(path.read_bytes)
     """

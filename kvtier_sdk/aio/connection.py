@@ -15,7 +15,7 @@ from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
 # The size of one read of text. It is small because payload read with the text is copied.
 _TEXT_BYTES = 2048
-# The maximum size of a TLS write, because OpenSSL copies the bytes of a write.
+# The maximum size of a TLS write. OpenSSL copies the bytes of a write, so the size is limited.
 _TLS_PIECE_BYTES = 128 * 1024
 # The maximum number of buffers in one call of readv or writev (IOV_MAX).
 _MOST_BUFFERS = 1024
@@ -133,11 +133,11 @@ class Connection:
         return bool(self._unread) or (self._error is None and self._stream.has_pending())
 
     async def send(self, buffers: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """Send ``buffers``, one after the other.
+        """Send ``buffers``, one after the other; return the unsent buffers, if any.
 
-        If the server replies or hangs up before all bytes are sent, the call returns early. Then
-        receive the reply, which may contain the reason. The connection is not usable for another
-        request until the remaining bytes are sent. Return the unsent buffers, if any.
+        If the server replies or hangs up before all bytes are sent, the call returns early. The
+        caller should then receive the reply, because it may explain the server's refusal. Another
+        request can use the connection only after the unsent buffers are sent.
         """
         self._check()
         self._unsent = [buffer for buffer in buffers if len(buffer)]
@@ -231,7 +231,7 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            # The event loop may already have reported these bytes, or a reset.
+            # Read before waiting, because the event loop may have reported these bytes already.
             if self._read():
                 if self._error is not None:
                     raise self._lost()

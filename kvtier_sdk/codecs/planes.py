@@ -9,7 +9,7 @@ A coded payload, little-endian::
     the coded blocks of 16,384 elements, one after the other; the last block may be shorter
     the payload's last bytes, if they do not fill a unit of 128 elements
     zeros, up to the alignment
-    for each block: 4  its coded length; a block of its plain length is stored unchanged
+    for each block: 4  its coded length; if it is the plain length, the block is stored unchanged
     16  footer:     4  magic, b"KVPL"
                     2  format, 1
                     2  number of the kind of floats
@@ -18,10 +18,10 @@ A coded payload, little-endian::
 A coded block::
 
     rests: the sign and the mantissa of each element, the sign last
-        the first 8 bits of each rest, if a rest has 8; then planes of the next 4, 2 or 1 bits
+        the first 8 bits of each rest, if a rest has 8; the other bits in planes of 4, 2 or 1 bits
     head:  4 x 2  the number of rare exponents after each layer
            4 x 3  the three symbols of each layer: the commonest exponents in a sample of the block
-    four layers of codes: of all exponents, then of the rare exponents of the layer before
+    four layers of codes: for all exponents, and then for the exponents rare in the layer before
         a code has two bits: 0 to 2 for a symbol, 3 for a rare exponent; the last codes are padding
     the exponents that are rare in the last layer
 
@@ -29,21 +29,21 @@ In a plane of codes or bits, byte j of each 16 bytes has the codes of the elemen
 and so on, from its lowest bits to its highest.
 
 All lengths follow from the payload's length and the heads, so the layers' lengths are not stored.
-The table of coded lengths is at the end, so no coded block begins after its place in the payload,
-and a payload can be decoded in place, from the last block to the first.
+The table of coded lengths follows the blocks. So no coded block begins after its place in the
+payload, and the blocks can be decoded in place, from the last block to the first.
 
-A rounded block (:class:`Float8`) has 129 bytes for each unit instead::
+A rounded block (:class:`Float8`) has 129 bytes for each unit of 128 elements::
 
     1    scale: the exponent of the binade that becomes 256 to 512, with the bias of float32
     128  float8_e4m3fn
 
-Scaling by a power of two moves the unit's largest element into the range from 256 to 448. It only
-shifts exponents, so each element is rounded once (to nearest, ties to even), zeros keep their sign,
-and a second rounding changes nothing. A block with a NaN or an infinity is stored unchanged.
+Scaling by a power of two moves the unit's largest element into the range from 256 to 448. Scaling
+only shifts exponents. So each element is rounded once (to nearest, ties to even), zeros keep their
+sign, and a second rounding changes nothing. A block with a NaN or an infinity is stored unchanged.
 
-The scale is at least 19 for bfloat16, so a unit's elements below 2**-125 become 0 or 2**-125. It
-is at least 120 for float16, where the smallest 8-bit number equals the smallest float16. At the
-largest scales, 254 and 142, a scaled element beyond 448 becomes 448.
+For bfloat16, the scale is at least 19, so a unit's elements below 2**-125 become 0 or 2**-125. For
+float16, the scale is at least 120. At this scale, the smallest 8-bit number equals the smallest
+float16. At the largest scale (254 or 142), a scaled element beyond 448 becomes 448.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ARCPolicy(EvictionPolicy):
 
     If T1 is exactly as long as its target, the paper's choice depends on the new chunk. This policy
     does not know the new chunk yet, so it evicts from T2. A promoted chunk is inserted and then
-    used, so it moves to T2. Its first use was the store into the tier that now loads it.
+    used, so it moves to T2. This is correct, because the chunk was first seen when it was stored.
     """
 
     def __init__(self) -> None:

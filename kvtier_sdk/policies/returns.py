@@ -31,13 +31,13 @@ _UNKNOWN, _SLOWEST = -1, 5
 # Each pace's rates include the rates over all paces, with the weight of this many turns. So a pace
 # without predictive value costs few hits.
 _TRUST = 15
-# To save time, a bucket's groups move on only at intervals of this fraction of its width.
+# To save time, a bucket is checked for older groups only at intervals of its width times _LATE.
 _LATE = 1 / 8
 _NEWS = 1 / 8  # rates are recomputed once new events exceed this fraction of earlier events
 # After every _TURNS requests, all earlier events lose a hundredth of their weight.
 _TURNS = 64
 _MEMORY = 0.99
-# An eviction order is used for this long, or until this fraction of the slots has been evicted.
+# An eviction order expires after _ORDER_S, or once the fraction _ORDERED of the slots is evicted.
 _ORDER_S = 1.0
 _ORDERED = 1 / 64
 # Labels of chunks left behind by their conversation, and of ended conversations.
@@ -54,9 +54,9 @@ class ReturnsPolicy(EvictionPolicy):
     any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
     1979.
 
-    The rates are separate for each ``stop``, for classes of the wait before the turn, and for
-    classes of a chunk's uses. A conversation that returned quickly tends to do so again, and in
-    some workloads the number of uses matters more than the age.
+    Each ``stop`` has separate rates. Rates also differ by class of the wait before a turn, because
+    a conversation that returned quickly tends to do so again. And they differ by class of a chunk's
+    number of uses, because in some workloads this number matters more than the age.
 
     If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
     replaces the ``stop``. So the policy learns how reliable the predictions are.
@@ -136,7 +136,7 @@ class ReturnsPolicy(EvictionPolicy):
                 old = now.turn
                 rest = [other for other in old.groups.values() if other.present]
             if rest or now.behind:
-                # The old turn's other chunks are useless without these chunks, so evict them first.
+                # Evict the old turn's other chunks first, because they need the used chunks.
                 needing = [of for of in now.behind if of.present and of.turn is not turn]
                 group.behind += needing + rest
                 del group.behind[:-_MOST_BEHIND]
@@ -198,7 +198,7 @@ class ReturnsPolicy(EvictionPolicy):
                 waiting.append((group, classes))
         if waiting:
             turn.end = waiting[-1][0]
-        # Begin with the least used group, because the end of the prefix must be first in its cell.
+        # Begin with the least used group. It has the prefix's end, which must be evicted first.
         for group, classes in reversed(waiting):
             group.share = 1 / chunks
             self._begin_wait(group, label, classes, turn.pace)
@@ -358,8 +358,6 @@ class ReturnsPolicy(EvictionPolicy):
 
 
 class _Turn:
-    """The chunks whose last user was the same request."""
-
     def __init__(self) -> None:
         self.end: _Group | None = None  # the group with the end of the prefix
         self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
@@ -443,7 +441,7 @@ class _Rates:
             self._base.note(bucket, returned, waited)
 
     def note_return(self, bucket: int, age: float, share: float) -> None:
-        """Record a return, and the part of its wait that is not yet recorded."""
+        """Record a return, and the part of the preceding wait that is not yet recorded."""
         noted = _WIDTHS[bucket] / 2
         while age > _ENDS[bucket]:
             self.note(bucket, 0.0, share * (_WIDTHS[bucket] - noted))
@@ -477,7 +475,7 @@ class _Rates:
             self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
-        # From each bucket, the best wait ends where a stretch with a lower rate begins.
+        # From each bucket, extend the wait by the next stretches while their rate is higher.
         stretches: list[tuple[float, float, float]] = []
         self.worths = []
         for returned, waited, stays in reversed(waits):

@@ -23,7 +23,7 @@ class OnEvict(Through):
 
 
 class AfterHits(StorePolicy):
-    """Stores a chunk after a number of hits, as in ``after_hits:2``."""
+    """Stores a chunk after N hits, for the policy ``after_hits:N``."""
 
     moment = StoreMoment.HIT
 
@@ -38,7 +38,7 @@ class AfterHits(StorePolicy):
 
 
 class OfTenant(StorePolicy):
-    """Stores the chunks of one tenant's requests, as in ``of_tenant:acme``."""
+    """Stores the chunks of one tenant's requests, for the policy ``of_tenant:TENANT``."""
 
     moment = StoreMoment.STORED
 

@@ -28,7 +28,7 @@ class HostPool:
     """A memory mapping, divided into slots for chunks, for one or several processes.
 
     ``HostPool(slots, chunk_bytes)`` is for one process. :meth:`join` is for the scheduler and the
-    workers of an engine's replica, which share only a configuration. :meth:`create` and
+    workers of a replica. These processes share only a configuration. :meth:`create` and
     :meth:`attach` are for a process and its children. Using a closed pool raises ``KVTierError``.
 
     >>> pool = HostPool(slots=8, chunk_bytes=5000)
@@ -214,10 +214,10 @@ class HostPool:
         return self._whole()[start : start + round_up(self.chunk_bytes, alignment)]
 
     def close(self) -> None:
-        """Release the memory immediately, or once no view is in use.
+        """Release the memory. If views are in use, the memory stays mapped until they are gone.
 
-        Memory with views stays mapped, because an access would otherwise crash the process. The
-        method then logs a warning, since a tier's I/O probably hangs. A second call does nothing.
+        An access to a view of unmapped memory would crash the process. Views in use also cause a
+        warning in the log, because a tier's I/O probably hangs. A second call does nothing.
         """
         file, self._file = self._file, None
         if file is not None:

@@ -33,9 +33,9 @@ class PoolLayout:
         workers: number of workers that map the pool, at least 1.
         replicated: true if all workers hold the same bytes. Then a row has a single part, which
             worker 0 writes and all workers read.
-        stride_bytes: distance between slots, a multiple of 4,096, in the memory of an engine that
-            places chunks itself; None in all other pools. A chunk may begin at any slot. Slots may
-            overlap, but the engine never uses overlapping slots at the same time.
+        stride_bytes: distance between slots, a multiple of 4,096, if the engine places the chunks
+            in its own memory; otherwise None. A chunk may begin at any slot. Slots may overlap,
+            but the engine never uses overlapping slots at the same time.
 
     Raises:
         ConfigError: a number is out of range.
@@ -68,7 +68,7 @@ class PoolLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Slot distance: the stride, or else ``chunk_bytes`` rounded up to a multiple of 4,096."""
+        """Distance between slots. The default is ``chunk_bytes`` rounded up to 4,096-byte units."""
         return self.stride_bytes or round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     @property

@@ -97,6 +97,6 @@ def _memory_limits(proc: Path, cgroup_root: Path) -> Iterator[tuple[Path, int, i
 
 def _cached_bytes(directory: Path) -> int:
     sizes = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-    # In version 1, only the totals include the groups below this one.
+    # In version 1, only the ``total_`` entries include the groups below this group.
     names = "inactive_file", "active_file"
     return sum(int(sizes.get(f"total_{name}", sizes.get(name, 0))) for name in names)

@@ -25,7 +25,7 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def prefault(mapping: mmap.mmap, fd: int | None) -> None:
-    """Allocate memory for every page, without changing a byte; raise ConfigError if it runs out."""
+    """Allocate every page without changing a byte; raise ConfigError if memory runs out."""
     address, size_bytes = Region.of(mapping).address, len(mapping)
 
     def populate(start: int) -> int:

@@ -24,13 +24,13 @@ _log = logging.getLogger("kvtier.pool")
 
 
 class PoolFile:
-    """An open memory file, and the lease on it of one process of an engine's replica.
+    """An open memory file of an engine's replica, and one process's lease on the file.
 
     The last process to enter a replica removes the file's name, so the kernel frees the memory when
     the last process ends, even after a crash.
 
     Attributes:
-        close: ends the lease and closes its descriptor; a second call does nothing. Garbage
+        close: ends the lease and closes the descriptor; a second call does nothing. Garbage
             collection and ``exec`` have the same effect.
     """
 
@@ -44,7 +44,7 @@ class PoolFile:
 
     @classmethod
     def enter(cls, fd: int, path: str | Path, *, workers: int, worker: int | None) -> PoolFile:
-        """Enter a replica of a scheduler and ``workers`` workers that share an engine's own file.
+        """Enter a replica whose scheduler and ``workers`` workers share the engine's own file.
 
         Args:
             fd: a descriptor of the file. The caller still owns it, and must close it.
@@ -138,7 +138,7 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Join a file; remove its name once all have joined. Return ``None`` if it had no name."""
+    """Join a file, and unlink it if no process is absent; return ``None`` if it is unlinked."""
     file = PoolFile(fd, layout, worker, path)
     with ExitStack() as undo:
         undo.callback(file.close)
@@ -175,7 +175,7 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # The room may be used up because another process made the pool first.
+        # Another process may have used the room for this pool. If so, join that pool.
         if os.path.lexists(path):
             return None
         raise
@@ -190,8 +190,8 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
         with _closed_on_failure(fd):
             _shape(fd, layout)
             _claim(fd, layout, worker)
-            # os.link follows a link in /proc only if it is called with a descriptor, which the
-            # kernel ignores, because the path is absolute.
+            # Pass a descriptor, because os.link otherwise does not follow the link in /proc. The
+            # kernel ignores the descriptor, because the path is absolute.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
     except FileExistsError:
         return None

@@ -28,7 +28,7 @@ from kvtier_sdk.errors import (
 from kvtier_sdk.options.tier import RunnerOptions
 from kvtier_sdk.types import OffloadKey
 
-#: Jitter only shortens pauses, by up to this fraction, because longer ones delay recovery.
+#: Jitter shortens pauses by up to this fraction. Longer pauses would delay recovery.
 _JITTER = 0.1
 
 
@@ -66,7 +66,7 @@ class BreakerState(Enum):
 
 class Outcome(Enum):
     ANSWERED = "answered"  # even if the chunk is missing
-    #: Not a consecutive failure, because a healthy tier may be slow under load.
+    #: Does not count as a failure in a row, because a healthy tier may be slow under load.
     LATE = "late"
     FAILED = "failed"
     #: Only the call's objects failed. Several failed objects may mean that the tier is broken.

@@ -240,7 +240,7 @@ class TierCaller:
 
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an interrupt, a generator's exit, and a cancellation of the running task."""
-    # Neither a tier's SystemExit nor a panic in its Rust client may end the loop or the process.
+    # A tier's SystemExit, or a panic in its Rust client, must not end the loop or the process.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0

@@ -58,8 +58,8 @@ class CompressionGate:
     """Times a tier's loads and stores, and decides whether to compress chunks.
 
     The gate estimates the time per byte from loads, or from stores until there are enough loads. It
-    keeps calls of different lengths, which separate latency from transfer time. Concurrent calls
-    share a link and the idle cores, so the times to load and to expand are divided by their number.
+    compares calls of different lengths to separate latency from transfer time. Concurrent calls
+    share a link and the idle cores, so load and expand times are divided by the number of calls.
     """
 
     _tier: TierCaller | ChunkSealer

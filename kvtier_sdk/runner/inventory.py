@@ -40,7 +40,7 @@ class Inventory:
     _events: EventLog
     _may_scan: Callable[[], bool]
     _segments: NoteSegments | None = None  # ``None`` if chunks have no notes
-    # The number of the latest scan at the time when each chunk was last found or stored.
+    # Maps chunks to scan numbers. A chunk that is found or stored gets the latest number.
     _known: dict[OffloadKey, int] = field(default_factory=dict)
     _scan_number: int = 0
     _gone: dict[int, set[OffloadKey]] = field(default_factory=dict)  # see :meth:`during`

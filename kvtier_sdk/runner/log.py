@@ -50,8 +50,9 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message, at most once a minute per ``topic``.
 
-        A timer, or without an event loop the topic's next message, logs the number of messages held
-        back. If ``ends_outage`` is true, all messages held back so far are logged first.
+        Further messages are held back and counted. A timer logs the last one and the count. Without
+        an event loop, the topic's next message takes the timer's place. If ``ends_outage`` is true,
+        the messages held back for all topics are logged first.
         """
         now_s = self._clock.now_s()
         known = self._topics.get(topic)

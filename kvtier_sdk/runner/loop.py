@@ -58,7 +58,7 @@ from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: Time limit at close for the end of cancelled calls, and then for the end of probes and watches.
+#: At close, cancelled calls have this long to end. Then probes and watches have the same time.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -139,7 +139,7 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # The next calls start before loaded chunks are verified. A segment of notes needs a header.
+        # Calls start before earlier chunks are verified, so double this. A segment needs one more.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None
@@ -378,7 +378,6 @@ class TierLoop:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log.error("a batch failed inside the SDK", exc_info=failure)
-        # This verdict applies only to chunks without a verdict.
         self._end_batch(run, batch, Verdict.CANCELLED if failure is None else Verdict.FAILED)
         if not run.concluded and run.job.operation in _MOVES:
             now_s = self._clock.now_s()
@@ -407,7 +406,7 @@ class TierLoop:
         allowed_s = getattr(self.options, f"{operation}_deadline_s", None)
         when = "in time"
         if allowed_s is not None:
-            # A lookup's own deadline may be longer than the option.
+            # The deadline of a lookup may be longer than the option ``lookup_deadline``.
             allowed_s = max(allowed_s, round(run.job.deadline_s - run.started_s, 3))
             when = f"within {format_seconds(allowed_s)} ('{operation}_deadline')"
         self._log.often(
@@ -416,18 +415,18 @@ class TierLoop:
             f"{self.spec.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
-        # A lookup counts only as late, because a busy healthy tier may miss its short deadline.
+        # Count a lookup only as late: a busy healthy tier may miss a lookup's short deadline.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
         for started_s in run.calls_s:
-            # A call that began later had too little time, which is not the tier's fault.
+            # Ignore a call that began later, because it had too little time.
             if started_s <= halfway_s:
                 health.note(outcome, "no answer by the deadline")
         if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # This job's calls may soon end. Calls of jobs concluded before ``halfway_s`` hang.
+            # Count only calls of jobs concluded by ``halfway_s``. This job's calls may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 

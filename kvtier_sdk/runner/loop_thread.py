@@ -104,7 +104,7 @@ class TierRunner(ABC):
         self._thread.start()
 
     def start(self) -> bool:
-        """Open the tier; return true if it is open. After an error, close the runner."""
+        """Open the tier; return true if it is open. An error also closes the runner."""
         self.begin()
         try:
             return self._await_opening()
@@ -139,7 +139,7 @@ class TierRunner(ABC):
 
     @abstractmethod
     def _await_opening(self) -> bool:
-        """Wait unless the tier opens in the background; return true if the tier is open."""
+        """Wait until the tier is open or opens in the background; return true if it is open."""
 
     @abstractmethod
     async def _open(self) -> bool: ...

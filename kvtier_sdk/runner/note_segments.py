@@ -36,8 +36,8 @@ class NoteSegments:
     """The segments in a tier, which are stored, sealed and found like chunks.
 
     Other engines read a segment only once or twice, so a new segment under another name replaces a
-    partly filled one. If several segments contain a chunk's note, engines keep the newest while the
-    store has the chunk. Names begin with the time, so all engines keep the same segment.
+    partly filled one. If several segments contain a chunk's note, engines keep the newest segment
+    while the store has the chunk. Names begin with the time, so all engines keep the same segment.
     """
 
     _call: TierCaller

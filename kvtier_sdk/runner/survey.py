@@ -80,7 +80,7 @@ def contents_in_words(usage: Usage) -> str:
 
 
 async def _nearest_namespace(call: TierCaller) -> StoredNamespace | None:
-    """Return the most similar other namespace; ``None`` if the tier's own has chunks."""
+    """Return the most similar namespace; ``None`` if the engine's own namespace has chunks."""
     if Capability.SCAN | Capability.NAMESPACES not in call.tier.capabilities:
         return None
     async for _ in call.entries():

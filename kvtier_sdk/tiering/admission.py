@@ -32,12 +32,13 @@ _Cache = OrderedDict[OffloadKey, None]  # the keys of a model, least recently us
 class Admission:
     """Limits a full tier to chunks that were seen before, if this leads to more hits.
 
-    Once the tier evicts, two LRU models of the tier compete on a sample of the keys, with a size
-    scaled to the sample. The first model caches every chunk; the second caches a chunk when it is
-    seen for the second time. The limit applies while the second model clearly has more hits.
+    An eviction starts two LRU models of the tier, which process a sample of the keys. The models'
+    capacity is scaled to the sample. The first model caches every chunk. The second model caches
+    chunks that are seen again. The limit applies while the second model clearly has more hits.
 
-    A tier is full from an eviction until it removes a chunk for another reason, or clearly has room
-    again: within its capacity, or on its disk if it evicted below its capacity.
+    A tier is full after an eviction. This ends when the tier removes a chunk for another reason, or
+    clearly has room again. The room is measured on the disk if the disk was full before the tier
+    reached its capacity, and otherwise within the capacity.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:
@@ -60,7 +61,7 @@ class Admission:
         return self._options is not None and self._options.admission == "auto"
 
     def choose(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], Sequence[Slot]]:
-        """Return the slots whose chunks the tier gets, and the slots of chunks not admitted."""
+        """Return the slots of the admitted chunks, and the slots of the other chunks."""
         if not self._capacity:
             return slots, ()
         self._decide()
@@ -142,7 +143,7 @@ class Admission:
             used_then, free_then = self._full
             if free is None or free_then is None or (used_then or 0) >= limit:
                 return False
-            # The tier evicted below its capacity, so its full disk is the limit.
+            # The tier evicted below its capacity, so the disk was full. Check the disk's room.
             if free > free_then + least_room:
                 return False
             free = min(free, free_then)

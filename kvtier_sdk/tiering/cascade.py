@@ -25,7 +25,7 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Chunks that are stored after hits were seen before, and whole requests must stay whole.
+        # Chunks with hits need no admission limit, and a limit would split whole requests.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
@@ -41,7 +41,7 @@ class Cascade:
 
     A chunk is pinned while a tier stores it. A chunk that a tier stores just before eviction is
     *owed* to the tier, and cannot be evicted until the store ends. Each step therefore ends by
-    freeing some slots for the next stores.
+    freeing some slots for the next chunks from the device.
 
     While a chunk stays in the primary tier, it is sent to each tier once. A failed store or a
     reported removal allows another attempt.
@@ -59,7 +59,7 @@ class Cascade:
         self._stored_mask = 0
         self._has_failed = False  # true once a write-through tier has missed a chunk
         self.missing = 0  # the most slots that a store has lacked since the last step ended
-        # False if every tier gets each chunk when it is written, so offers need no record.
+        # False if every tier gets each chunk as soon as it is written. Offers then need no record.
         self.tracks = False
 
     def add(self, tier: ManagedTier) -> None:
@@ -79,7 +79,7 @@ class Cascade:
 
     @property
     def behind(self) -> bool:
-        """True if a store lacked slots and no later step has made room."""
+        """True if the device's stores have lacked slots since the last step ended."""
         return bool(self._on_evict) and self.missing > 0
 
     def lacked_room(self, keys: Sequence[OffloadKey]) -> None:
@@ -90,7 +90,7 @@ class Cascade:
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
-                # Mark the chunk, so that a later use by another request offers it to the tiers.
+                # No later turn needs the chunk, so store it only if another request uses it.
                 self._note_failed(slot, self._stored_mask)
         else:
             for tier in self._on_store:
@@ -165,7 +165,7 @@ class Cascade:
         for tier in self._on_evict:
             owed = [slot for slot in victims if self._offers(slot).owed & tier.bit]
             if not tier.client.takes_stores:
-                # Chunks owed to a tier that is down or slow would fill the pool.
+                # Drop the stores, because chunks owed to an unusable tier would fill the pool.
                 tier.client.drop_stores([slot.key for slot in owed])
                 for slot in owed:
                     self._offers(slot).owed &= ~tier.bit

@@ -110,7 +110,7 @@ class HintExecutor:
             self._prefetcher.drop(request.tenant, request.session)
 
     def finish(self, state: RequestState, ends: Mapping[OffloadKey, int]) -> None:
-        """Carry out an ended request's hints; ``ends`` is empty if the engine omits it."""
+        """Carry out an ended request's hints. The engine may leave ``ends`` empty."""
         request, named = state.context, state.named or {}
         keys = list(ends or named)
         # Skip the last chunks of the answer if the engine did not offload them.

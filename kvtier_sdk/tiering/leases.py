@@ -142,7 +142,7 @@ class Leases:
             excess = len(other) - share
             if lacking <= 0 or excess <= 0:
                 break
-            # Ending a requested chunk's lease makes no room, because the chunk needs a new one.
+            # Ending a requested chunk's lease frees no room, because the chunk needs a new lease.
             others = [key for key in other if key not in asked]
             lost = nsmallest(min(lacking, excess), others, key=other.__getitem__)
             room += len(lost)

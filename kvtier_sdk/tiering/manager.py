@@ -48,10 +48,10 @@ class TieringManager:
     A step never blocks and never raises a storage error. Call all methods on the thread of the
     engine's scheduler, unless a method's description says otherwise.
 
-    For each request the engine calls ``on_new_request``. Then, in each step until no chunk is
-    pending, it calls ``lookup`` for the request's chunks up to the first ``MISS``. The calls
-    ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow, then
-    ``on_request_finished``. The two ``complete`` calls may also come later. Each step ends with
+    The engine begins a request with ``on_new_request``. In each step, it calls ``lookup`` for the
+    request's chunks up to the first ``MISS``, until no chunk is pending. The calls
+    ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow. After
+    ``on_request_finished``, only the ``complete`` calls may still come. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and ``prepare`` calls raise
     ``KVTierError``, and ``complete`` calls do nothing.
 
@@ -135,7 +135,7 @@ class TieringManager:
 
     @property
     def headroom_slots(self) -> int:
-        """Number of slots kept free if a tier gets chunks just before their eviction."""
+        """Number of slots that each step keeps free if a tier stores chunks before eviction."""
         return self._cascade.headroom_slots
 
     @property
@@ -213,8 +213,8 @@ class TieringManager:
             ``HIT``: the chunk is readable, and ``prepare_load`` in this step succeeds.
             ``HIT_PENDING``: the chunk will soon be readable; ask again next step.
             ``RETRY``: a tier has not answered yet, or a load will begin at the end of the step; ask
-            again next step. The lookup deadline limits this wait, unless the request is put off
-            (:meth:`is_put_off`). ``MISS``: recompute the chunk.
+            again next step. The lookup deadline limits this wait, but begins only when the request
+            is no longer put off (:meth:`is_put_off`). ``MISS``: recompute the chunk.
 
         Raises:
             KVTierError: the request is unknown, or the key is not ``bytes``.
@@ -242,9 +242,9 @@ class TieringManager:
     def is_waiting(self, request: RequestContext) -> bool:
         """Return true if a request waits, and nothing has changed since its last lookups.
 
-        While the result is true, the engine can skip the request's lookups, because their results
-        would not change. During the wait, the request's readable chunks may be evicted. If no chunk
-        of the request is pending, the result is false, and the engine should look the chunks up.
+        While the result is true, the engine can skip the request's lookups. After the wait, it must
+        look up all chunks again, because readable chunks may have been evicted in the meantime. The
+        result is false if no chunk of the request is pending.
         """
         return self._wait_of(self._state(request)) is not None
 
@@ -263,9 +263,9 @@ class TieringManager:
         """Look up the chunks of a prefix from the start to the first miss.
 
         Returns:
-            The number of chunks before the first miss, and true if an answer or a chunk is still
-            pending. The engine should then call this method again next step. While nothing has
-            changed, the call returns the same result without new lookups.
+            The number of chunks before the first miss, and whether an answer or a chunk is still
+            pending. If so, the engine should call this method again next step. While nothing has
+            changed, the method returns the same result without new lookups.
 
         ::
 
@@ -371,7 +371,7 @@ class TieringManager:
             request: the request, which holds the slots until :meth:`complete_store`.
 
         Returns:
-            The chunks to store and their slots. If slots run out, the first keys get them.
+            The chunks to store and their slots. If slots run out, only the first keys get a slot.
 
         Raises:
             KVTierError: the request is unknown, or a key is not ``bytes``; no slot is taken.
@@ -387,7 +387,7 @@ class TieringManager:
             self._collect()
         if len(new) < len(distinct):
             present = [slot for key in distinct if (slot := by_key.get(key)) is not None]
-            # The request computes these chunks again, because it lacks an earlier chunk.
+            # Count a use, because the request computes these chunks again after an earlier miss.
             self._uses.note([slot.key for slot in present], state.context)
             if self._cascade.tracks and not state.context.is_over:
                 self._cascade.include(present, state.context)
@@ -404,7 +404,7 @@ class TieringManager:
         return PrepareStoreOutput(new, [slot.index for slot in slots], list(evicted), rejected)
 
     def describe(self, key: OffloadKey, make_note: Callable[[], ChunkNote]) -> None:
-        """Attach the note from ``make_note`` to the pool's chunk ``key``, unless it has one."""
+        """Attach the note from ``make_note`` to the pool's chunk ``key`` if it has no note."""
         slot = self._by_key.get(key)
         if slot is not None and not slot.note:
             slot.note = make_note().encode()
@@ -454,10 +454,10 @@ class TieringManager:
         Args:
             request: the request; an unknown request is ignored.
             end_tokens: maps each chunk of the request, in prefix order, to the number of tokens up
-                to the chunk's end; includes chunks that were on the device. Traces and hints use
-                the mapping, which the caller must not change afterwards. Without it, both omit
-                chunks that were neither looked up nor stored, traces have no lengths, and hints
-                cannot name tokens.
+                to the chunk's end; includes chunks that were on the device. Do not change the
+                mapping after the call. Without the mapping, traces have no lengths, hints cannot
+                name tokens, and traces and hints omit chunks that were neither looked up nor
+                stored.
             stop: the reason why the answer ended, such as ``"tool_use"``. The policy learns for
                 each reason when the next turn comes.
         """
@@ -533,8 +533,8 @@ class TieringManager:
         """Forget all cached chunks, so that later lookups cannot find them in the primary tier.
 
         Live requests start over: their pending lookups, loads and stores are dropped. The engine
-        must not call ``complete`` methods for copies prepared before the reset. Their slots are not
-        reused until :meth:`on_reset_flushed`. The tiers' running jobs go on, but have no effect.
+        must not call ``complete`` methods for copies prepared before the reset. The copies' slots
+        stay reserved until :meth:`on_reset_flushed`. The tiers' running jobs go on without effect.
 
         If ``scope`` is :attr:`ResetScope.ALL`, the secondary tiers are emptied too, in the
         background. A tier gets no lookups, loads or stores until all chunks of the namespace are
@@ -572,7 +572,7 @@ class TieringManager:
             self._primary.unpin(slot)
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Drain and close the tiers, which may each take ``timeout_s``, and forget all requests."""
+        """Close the tiers, and forget all requests. Each drain and close may take ``timeout_s``."""
         self._flush()
         with contextlib.ExitStack() as closing:
             # Close the other tiers even if an interrupt arrives while one tier closes.

@@ -28,11 +28,11 @@ class Pace:
         # The bytes that the tier can store in SLOW_S, at the measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
-        # The number of running stores and loads, and the times of their last progress. The index is
-        # ``operation is _LOAD``, because hashing an enumeration's member is slow.
+        # The numbers of running stores and loads, and the times of their last progress. The lists'
+        # index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
-        # The time of the last answer or of the first running load's start, whichever is later.
+        # The latest time of an answer, or of a load's start while no other load ran.
         self._heard_s = 0.0
         self._bytes_per_s = 0.0  # the mean speed of loads, over the time in which a load runs
         self._pending_bytes = 0
@@ -95,7 +95,7 @@ class Pace:
         self._since_s = self._sampled_s = now_s
 
     def _learn_store(self, store: Job, result: JobResult) -> None:
-        # The store's duration includes the stores queued before it. A short queue may hide the
+        # A store waits for earlier stores, so their bytes count too. A short queue may hide the
         # tier's full speed, so a store shorter than SLOW_S can only raise the estimate.
         moved_bytes = store.queue_bytes * SLOW_S / max(result.duration_s, 1e-3)
         is_faster = result.moved_bytes and moved_bytes > self.store_bytes

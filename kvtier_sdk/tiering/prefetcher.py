@@ -47,7 +47,7 @@ class Prefetcher:
     """
 
     _search: TierSearch
-    # Leases loaded chunks, and returns their number. Without a lease for each, the prefetch ends.
+    # Leases loaded chunks, and returns the number of leases. A missing lease ends the prefetch.
     _arrived: Callable[[Prefetch, Sequence[OffloadKey]], int]
     # Receives a prefetch that has ended, and the reason if the prefetch was given up.
     _ended: Callable[[Prefetch, str], None]
@@ -67,7 +67,8 @@ class Prefetcher:
         tenants = [other.request.tenant for other in self.waiting]
         own = tenants.count(prefetch.request.tenant)
         if len(tenants) >= _MOST_WAITING:
-            # Drop a prefetch of the tenant that has most, if this tenant has at least two fewer.
+            # Drop a prefetch of the tenant with the most prefetches, if that tenant has at least
+            # two more than this tenant.
             most = max(set(tenants), key=tenants.count)
             if own + 1 >= tenants.count(most):
                 return False

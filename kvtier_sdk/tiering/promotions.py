@@ -137,8 +137,8 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # At its next lookup, a waiting request loads the chunk from the next tier that has it. If
-        # this load began without a lookup, the request asks all tiers first.
+        # A waiting request keeps the tiers' answers, so its next lookup loads the chunk from the
+        # next tier that has it. If this load began without a lookup, that lookup asks all tiers.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

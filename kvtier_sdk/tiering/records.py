@@ -59,7 +59,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return the chunks from ``key`` on whose first hit is ``tier``, up to ``limit`` chunks."""
+        """Return up to ``limit`` successive chunks, from ``key`` on, with ``tier`` as first hit."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)
@@ -93,7 +93,7 @@ class Offers:
         self.sent = 0  # tiers that have the chunk or are storing it
         self.owed = 0  # tiers that must get the chunk before its eviction
         self.failed = 0  # write-through tiers that lack the chunk, so a later hit offers it again
-        # For each tier that waits for the chunk, by index: the request that used the chunk.
+        # Maps the index of each tier that waits for the chunk to the request that used the chunk.
         self.followers: dict[int, RequestContext] = {}
 
 
@@ -135,7 +135,7 @@ class Wait:
         self.hits = 0  # chunks before the prefix's first miss that were present or loading
         self.put_off: OffloadKey | None = None  # to be looked up once fewer lookups are pending
         self._lookups: list[tuple[PendingLookup, int]] = []
-        # The first slot whose chunk is unreadable. A change of its key or state ends the wait.
+        # The first slot with an unreadable chunk. A new key or state of the slot ends the wait.
         self.slot: Slot | None = None
         self.key: OffloadKey = b""
         self.state: SlotState = SlotState.FREE
@@ -168,7 +168,7 @@ class RequestState:
     known: PendingLookup | None = None  # asks no tier; its loads begin at the step's end
     # True if a load without a lookup could not begin. Later loads then need lookups.
     asks_first: bool = False
-    # Slots of chunks promoted for the request. They stay pinned until it uses them or ends.
+    # Slots of chunks promoted for the request, pinned until the request uses them or ends.
     claims: dict[OffloadKey, Slot] = field(default_factory=dict)
     copies: dict[OffloadKey, list[Slot]] = field(default_factory=dict)  # running, to the device
     writes: dict[OffloadKey, Slot] = field(default_factory=dict)  # by the device, in prefix order

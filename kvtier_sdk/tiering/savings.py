@@ -19,9 +19,9 @@ _SHORTEST_S = 0.002  # a shorter burst is ignored, because no model computes a p
 class ComputeRate:
     """Measures the time to compute a chunk: the median of the last bursts, weighted by chunks.
 
-    A burst begins with a step in which a request computes several chunks, as in a prompt but not in
-    decoding. The burst ends one step after the last such step, because an engine that schedules
-    ahead begins the next step before the prompt is computed.
+    A burst begins with a step in which a request computes several chunks. A prompt causes such
+    steps, but decoding does not. The burst ends one step after the last such step, because an
+    engine that schedules ahead begins the next step before the prompt is computed.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Savings:
         self.add(primary)
 
     def add(self, stats: TierStats) -> None:
-        """Add the ``stats`` of the next tier, in the tiers' order."""
+        """Add a tier's ``stats``. The calls must follow the order of the tiers."""
         self._stats.append(stats)
         if self._tokens:
             stats.saved_tokens[self.model] = stats.saved_prefill_s[self.model] = 0
@@ -100,8 +100,8 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # All groups cover the same tokens, but a sliding window needs few chunks, so count only
-            # the group with the most tokens. If groups are missing, numbers may exceed ``last``.
+            # All groups cover the same tokens, so count one group: the group with the most tokens,
+            # as a sliding window needs few chunks. Numbers exceed ``last`` if groups are missing.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()
@@ -118,7 +118,7 @@ class Savings:
             self._stats[0].recompute_s = self.rate.chunk_s
         chunk_s = self._stats[0].recompute_s
         if chunk_s is not None and self._untimed_tokens:
-            # Computing one token computes a fraction of a chunk of each group.
+            # A token is a fraction of a chunk in each group. Add up the times for these fractions.
             token_s = chunk_s * sum(1 / tokens for tokens in self._tokens)
             for tier, tokens in self._untimed_tokens.items():
                 self._stats[tier + 1].saved_prefill_s[self.model] += tokens * token_s

@@ -100,7 +100,7 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # An unshared lookup is not in the table, which may have another lookup of the chunk.
+            # Unshared lookups are not in the table, so it may contain another lookup of the chunk.
             if self.open.get(key) is pending:
                 del self.open[key]
 
@@ -203,7 +203,7 @@ class TierSearch:
         return pending
 
     def _begin_lookup(self, key: OffloadKey, state: RequestState) -> PendingLookup | None:
-        """Begin a lookup; count a miss and return ``None`` if no tier takes reads."""
+        """Begin a lookup. If no tier takes reads, count a miss and return ``None``."""
         may_ask = tiers = 0
         for tier in self.tiers:
             if tier.bit & state.tiers and not tier.client.is_drained:
@@ -252,7 +252,7 @@ class TierSearch:
             if state.asked.get(key) is not pending:
                 continue
             if key not in self.primary.by_key and not state.asks_first:
-                # If the load cannot begin, the next step looks up the chunk and counts any miss.
+                # A load that cannot begin is not a miss yet. The next step looks up the chunk.
                 state.asks_first = self._begin_load(key, pending, state) is not None
             # The chunk may leave its tier at any time, so a later load must check again.
             del state.asked[key]

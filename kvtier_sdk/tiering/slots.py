@@ -26,7 +26,7 @@ _QUARANTINED: Final = SlotState.QUARANTINED
 class Purge:
     """The progress of an operator's purge of the primary tier."""
 
-    # The chunks to remove once they are unused. ``None`` means all, until the purge begins.
+    # The chunks left to remove. ``None`` means all chunks, before the purge's first step.
     left: Sequence[OffloadKey] | None
     forgotten: int = 0
 
@@ -182,7 +182,7 @@ class PrimaryTier:
         self.events.add(keys, removed=True)
 
     def purge(self, keys: Sequence[OffloadKey] | None = None) -> Purge:
-        """Remove ``keys``, or by default all chunks, at the next step. Any thread may call this."""
+        """Remove ``keys`` at the next step; ``None`` means all chunks. Any thread may call this."""
         purge = Purge(keys)
         self._purges.append(purge)
         return purge

@@ -65,7 +65,7 @@ class TierClient:
     :meth:`drain` and :meth:`close` wait, and only :meth:`open` raises storage errors. Call all
     methods on one thread, unless a method's description says otherwise.
 
-    If the tier removes a chunk during its store, the client reports no event for the store.
+    If the tier removes a chunk while storing it, the client reports no event for the store.
 
     ::
 
@@ -134,7 +134,7 @@ class TierClient:
         self._note_of = note_of  # returns a chunk's note, which the tier stores for routers
         self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
-        # The collected jobs, and the load of each request to which further chunks are added.
+        # The collected jobs, and for each request the load job that gets its further chunks.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
@@ -301,7 +301,7 @@ class TierClient:
             keys: the chunks.
             slots: a slot index for each chunk; the tier writes the slots until the job is released.
             request: the request that needs the chunks.
-            whole: true to accept all chunks or no chunk; an empty queue accepts any number.
+            whole: true to accept all chunks or no chunk. An empty queue always accepts all chunks.
             tag: as for :meth:`lookup`.
 
         Returns:
@@ -464,7 +464,7 @@ class TierClient:
         """Return how many of the chunks the queue accepts; count the others as dropped."""
         is_load = operation is _LOAD
         count = len(keys)
-        # A drained tier still accepts loads, because the manager may have chosen them before.
+        # A drained tier accepts loads, because the manager may have chosen it before the drain.
         if (self.stats.reads_open or self._stale) if is_load else not self.takes_stores:
             taken, reason = 0, "unavailable" if is_load else self._refusal
         else:

@@ -91,7 +91,7 @@ class Outages:
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # For each direction with an outage, the count of missed chunks at its start.
+        # For each direction with an outage, the count of missed chunks at the outage's start.
         self._missed_before: dict[Direction, int] = {}
 
     def update(self) -> None:

@@ -109,7 +109,7 @@ class KnownChunks:
                 self._hashes[hashed % _PLACES] = hashed
 
     def loaded(self, job: Job, verdicts: Sequence[Verdict], present: Iterable[OffloadKey]) -> None:
-        """Apply a load's verdicts. The tier removed the chunks that are not ``present``."""
+        """Apply a load's verdicts; ``present`` omits the chunks that the tier has removed."""
         if _NOT_FOUND in verdicts or Verdict.TIMEOUT in verdicts:
             # Forget all chunks, so that lookups precede loads again. If one chunk is lost, others
             # may be lost too. After a timeout the tier may hang, which a lookup detects sooner.

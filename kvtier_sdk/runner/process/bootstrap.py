@@ -1,8 +1,8 @@
 """Encodes errors, and the bootstrap message from which a process builds its tier.
 
-The message contains secrets, so it is sent through a socket: every user of the machine can read a
-command line, and every child of the process can read the environment, which lacks the variables
-with secrets. For a secret in a file, the message contains only the path.
+The message contains secrets, so it is sent through a socket. Every user of the machine can read a
+command line, and every child of the process can read the environment. So the environment omits the
+variables with secrets. For a secret in a file, the message contains only the path.
 """
 
 from __future__ import annotations

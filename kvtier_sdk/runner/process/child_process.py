@@ -60,8 +60,8 @@ _STACK_STARTS = ("Current thread 0x", "Thread 0x")
 class ChildProcess:
     """The engine's handle to a tier's process.
 
-    The engine's thread uses the ``data`` socket for jobs, reports and ends of outages. The event
-    loop uses the control socket for all other messages.
+    The engine's thread uses the ``data`` socket for jobs, reports and log lines about the end of an
+    outage. The event loop uses the control socket for all other messages.
     """
 
     _name: str
