@@ -115,7 +115,7 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """If ``path`` is this user's default directory, create it and check that it is private."""
+    """Create this user's default directory and check that it is private; ignore other paths."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):

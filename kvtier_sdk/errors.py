@@ -138,7 +138,7 @@ class TierContractError(TierError):
 
 
 def check_any_answered(outcomes: Iterable[object]) -> None:
-    """Raise the first :class:`TierError` if all ``outcomes`` are errors: the tier is unavailable.
+    """Raise the first :class:`TierError` if all ``outcomes`` are errors: no server has answered.
 
     ::
 

@@ -44,13 +44,13 @@ _Event: TypeAlias = dict[str, Any]
 class AnnouncedChunks:
     """Converts the tiers' events to router events, and keeps the announced chunks.
 
-    A block is announced when a medium and locality gets the first copy, and withdrawn when the last
-    copy is gone. So the events work for routers that count copies and for routers that do not.
+    A block is announced when its first copy on a medium and locality is stored, and withdrawn when
+    the last copy there is gone. So the events work whether or not a router counts copies.
     """
 
     def __init__(self, *, tokens: bool) -> None:
         self._tokens = tokens
-        # Each tier's chunks with their notes, and the medium and locality of each tier.
+        # Each tier's chunks with their notes, and each tier's place: its medium and locality.
         self._tiers: dict[str, dict[OffloadKey, bytes]] = {}
         self._places: dict[str, tuple[Medium, Locality]] = {}
         # For each place and group, the number of copies of each announced block.
@@ -152,14 +152,14 @@ class EventPublisher:
 
     The protocol is vLLM's. A PUB socket sends batches, each with a topic and a sequence number. A
     ROUTER socket receives a number, and answers with all batches from this number on. If some of
-    these are no longer kept, it answers with a snapshot. The first number is the current time, so a
-    router notices when a new engine replaces an old engine.
+    these are no longer kept, it answers with a snapshot. The first sequence number is the time of
+    the start, so a router notices when a new engine replaces an old engine.
 
     Args:
         options: the topic and the endpoints; ``events_endpoint`` is required.
         clock: the source of time.
         rank: the engine's data-parallel rank, which is added to both ports.
-        tokens: true to announce also tokens, and only chunks with notes; false for only hashes.
+        tokens: false to announce only hashes; true to add tokens, and skip chunks without notes.
 
     Raises:
         ConfigError: the extra ``events`` is not installed, or an endpoint cannot be used.
@@ -301,7 +301,7 @@ class EventPublisher:
             _log.debug("a router does not read its answer: %s", error)
 
     def _snapshot(self) -> Iterator[tuple[int, bytes]]:
-        """Yield a snapshot as numbered batches. The last batch has the last sent number."""
+        """Yield a snapshot as numbered batches. Its last number is that of the last sent batch."""
         events = self._chunks.snapshot()
         most = 1 + len(self._chunks) // _BATCH_EVENTS
         for number in range(self._next - most, self._next):

@@ -15,11 +15,11 @@ class Verb(Enum):
 
     #: Keep chunks in the pool for a limited time, which starts again with each use.
     PIN = "pin"
-    #: Evict chunks after all others, the lowest priority first, until a given time.
+    #: Until a given time, evict chunks only after all others, the lowest priority first.
     RETAIN = "retain"
     #: Expect the next turn of the conversation a given time after the answer.
     RESUME_IN = "resume_in"
-    #: Load a session's chunks from the tiers into the pool before its next turn.
+    #: Load a session's chunks from the tiers into the pool before the session's next turn.
     PREFETCH = "prefetch"
     #: Evict the request's chunks from the pool before others; the tiers keep them.
     DEMOTE = "demote"
@@ -52,8 +52,8 @@ class Hint:
         tokens: the tokens of a pin or a retained range, from the first index up to but not
             including the second; ``None`` for the whole prompt and answer.
         priority: a retained range's priority, 0 to 100; ``None`` for the request's priority.
-        session: the session whose chunks a prefetch loads immediately. If it is ``None``, the
-            prefetch loads the request's own session, before its next turn.
+        session: the session whose chunks a prefetch loads immediately. ``None`` prefetches the
+            request's session, before the session's next turn.
         mistake: the reason why the hint is unreadable; empty for a readable hint.
     """
 
@@ -76,7 +76,7 @@ class Receipt:
         verb: the action that the hint requested.
         outcome: the hint's outcome.
         chunks: number of chunks that the hint covers.
-        duration_s: seconds that the hint lasts, or until it is carried out; ``None`` if unknown.
+        duration_s: seconds that the hint lasts, or seconds until its action; ``None`` if unknown.
         reason: the reason why the hint was not accepted in full; empty for a fully accepted hint.
     """
 

@@ -22,7 +22,7 @@ _MOST_LEVELS = 32
 
 @dataclass(frozen=True, eq=False)
 class Namespace:
-    """The facts that decide whether a chunk's bytes can be reused, with a fingerprint.
+    """The facts that decide whether a chunk's bytes can be reused. A fingerprint identifies them.
 
     >>> ours = Namespace({"model": "llama", "dtype": "bfloat16"})
     >>> theirs = Namespace({"model": "llama", "dtype": "float16"})

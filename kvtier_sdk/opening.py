@@ -201,9 +201,9 @@ def open_tier(
             needs memory from ``HostPool.create``.
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
-        clock: as for :func:`open_manager`, like ``events`` and ``notify``.
+        clock: see :func:`open_manager`, also for ``events`` and ``notify``.
         announce: called in any thread when this or another process adds chunks to the tier's store
-            or removes chunks; it must not block. The first event, without keys, removes all.
+            or removes chunks; it must not block. The first event has no keys, and removes all.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
 
@@ -253,7 +253,7 @@ class BlockingTier:
         return cls(client, reported, clock)
 
     def result_of(self, job: Job | None) -> JobResult:
-        """Wait for a job and return its result, shortly after the job's deadline at the latest."""
+        """Return a job's result. Wait for it at most until shortly after the job's deadline."""
         # The queue was empty, so ``None`` means a refusal, usually by an open breaker.
         if job is None:
             raise TierUnavailableError(f"{self.client.spec.name}: its breaker is open")

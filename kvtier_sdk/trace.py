@@ -153,7 +153,7 @@ class TraceRecorder:
         """Open the next file, and keep only the newest ``files - 1`` of the finished files."""
         for number in count(self._number + 1):
             path = self._directory / f"{self._prefix}-{number:06}.jsonl"
-            # Another recording that this process began in the same second may have this file name.
+            # Skip names of another recording that this process began in the same second.
             with contextlib.suppress(FileExistsError):
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
                 break

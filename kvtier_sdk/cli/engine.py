@@ -98,7 +98,7 @@ def sockets_of(config: TieringConfig) -> list[Path]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Purge the engines' host pools, and return reports that include the counts of ``before``."""
+    """Purge the engines' host pools; add the counts of ``before``, an earlier result."""
     forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
     purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets_of(config)]
     for one in purged:

@@ -205,7 +205,7 @@ class _Check:
         try:
             self._tier.client.open()
         except TierTimeoutError:
-            # Re-raise an error that the tier itself raised before the check's time limit.
+            # The check's time limit has not passed, so the tier itself has raised this error.
             if self._clock.now_s() < end_s:
                 raise
             message = f"it did not open within {self._timeout_s:g} s"
@@ -230,7 +230,7 @@ class _Check:
 
 @contextmanager
 def _warnings_of(tier: str) -> Iterator[list[logging.LogRecord]]:
-    """Yield a list that collects a tier's warnings during the block, instead of the log."""
+    """Yield a list of a tier's warnings during the block, and keep them out of the log."""
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), BufferingHandler(sys.maxsize)
     level, propagate = logger.level, logger.propagate
     listener.setLevel(logging.WARNING)

@@ -192,7 +192,7 @@ def _faults_of_url(place: Place) -> Iterator[None]:
 
 
 def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
-    """Return the option that names the backend, and its value (for a URL, the scheme)."""
+    """Return the option that names the backend, and the name; for a URL, that is the scheme."""
     if entry.get("type", "kvtier") != "kvtier":
         option, name = "type", entry["type"]
     elif entry.get("backend", "kvtier") != "kvtier":

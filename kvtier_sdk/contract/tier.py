@@ -29,7 +29,7 @@ from kvtier_sdk.types import (
 #: The version of :class:`SecondaryTierManager` that this release supports.
 CONTRACT_VERSION = 1
 
-#: Maps a contract version to pip's specifier of the kvtier-sdk releases that support the version.
+#: For each contract version, the kvtier-sdk releases that support it, as a specifier for pip.
 CONTRACT_RELEASES: Mapping[int, str] = {1: ">=0.1,<0.2"}
 
 
@@ -185,7 +185,7 @@ class TierContext:
             name: the counter's name in this tier, unit included: ``resends``, ``read_bytes``.
 
         Raises:
-            TierContractError: a gauge has the name, or the name is new and the tier is open.
+            TierContractError: a gauge has this name, or a new counter is made after ``open``.
         """
         return self.metrics.find(name, TierCounter)
 

@@ -127,7 +127,7 @@ class EngineSlots(_Slots):
     Args:
         engine: the engine's name, for messages.
         view: the engine's memory, of shape (slots, row bytes), contiguous.
-        on_close: releases the mapping when :meth:`close` is called, if the engine does not.
+        on_close: called by :meth:`close` to release the mapping; ``None`` if the engine does so.
 
     Raises:
         ConfigError: the view has another shape, or a row's length is not a multiple of 4,096.

@@ -41,7 +41,7 @@ class Work:
         operation: a lookup, a load, a store or a deletion.
         request: the request that causes the work.
         done: called once, after all I/O on the slots has ended, with one verdict per key and the
-            number of moved bytes. The model's thread calls it, unless that thread has ended.
+            number of moved bytes. The model's thread or, after its end, ``submit`` calls it.
         keys: the chunks.
         slots: the chunks' slots; empty for a lookup and a deletion.
     """
@@ -125,7 +125,7 @@ class ModelTier(TierListener):
             self._refuse_inbox()
 
     def purge(self) -> None:
-        """Delete the model's chunks; each chunk is a miss until the deletion has succeeded."""
+        """Delete the model's chunks. Until the deletion has succeeded, every chunk is a miss."""
         self._is_stale = True
         self._wake.set()
 

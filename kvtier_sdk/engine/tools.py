@@ -19,7 +19,7 @@ class EngineTools(ABC):
 
     Attributes:
         commands: additional ``kvtier`` commands. Each name maps to a typer function.
-        pool_directory: the directory of a host pool that several processes share, or ``None``.
+        pool_directory: the directory of a host pool that processes share; ``None`` if none do.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}
@@ -43,7 +43,7 @@ class EngineTools(ABC):
     def chunk_keys(
         self, tokens: Sequence[int], facts: Mapping[str, Any], salt: str | None
     ) -> list[list[OffloadKey]]:
-        """Return the engine's keys for a prompt's chunks, for each KV-cache group.
+        """Return the engine's keys for a prompt's chunks: a list for each KV-cache group.
 
         ``tokens`` are token ids, ``facts`` are the namespace's, and ``salt`` is the cache salt.
 

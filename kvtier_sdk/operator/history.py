@@ -34,7 +34,7 @@ _log = logging.getLogger("kvtier.history")
 
 
 def history_beside(socket: Path) -> Path:
-    # Engines with sockets in one directory share a history.
+    # Drop the process id, because engines with sockets in one directory share a history.
     name = re.sub(r"^kvtier-\d+$", "kvtier", socket.stem) + ".events.jsonl"
     return socket / "kvtier.events.jsonl" if socket.is_dir() else socket.with_name(name)
 
@@ -93,7 +93,7 @@ class EventHistory(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._add(self.format(record), level=record.levelname)
-        # Python prints warnings only if no handler exists, and this handler must not hide them.
+        # Print warnings as Python does if no other handler exists. This handler must not hide them.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]
         if logging.lastResort and all(isinstance(one, EventHistory) for one in handlers):
             logging.lastResort.handle(record)

@@ -39,7 +39,7 @@ def read_options(path: Path) -> Mapping[str, Any]:
 
 
 def _table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a table from pairs; raise if a name is repeated, which the parsers would accept."""
+    """Build a table from pairs; raise for a repeated name, because the parsers would accept it."""
     options: dict[str, Any] = {}
     for name, value in pairs:
         if name in options:

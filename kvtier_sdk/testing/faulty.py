@@ -135,7 +135,7 @@ class FaultyTier(SecondaryTierManager):
         await super().delete(keys)
 
     async def _take_fault(self, operation: str) -> Fault | None:
-        """Apply the next fault, or return it if the caller must apply it chunk by chunk."""
+        """Apply the next fault and return ``None``, or return a fault for the caller to apply."""
         clock = self.context.clock
         fault = self.plan.next_fault(operation)
         if fault is not None and fault.kind is FaultKind.DISCONNECT:

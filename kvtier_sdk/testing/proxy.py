@@ -103,7 +103,7 @@ class TcpProxy:
             while piece := source.recv(_PIECE_BYTES):
                 self._is_thawed.wait()
                 sink.sendall(piece)
-        # The other direction ends too: no store's protocol uses a half-closed connection.
+        # End both directions, because no store's protocol uses a half-closed connection.
         _end(source)
         _end(sink)
 

@@ -50,7 +50,7 @@ class MemoryTier(SecondaryTierManager):
     def __init__(self, config: MemoryTierConfig, context: TierContext) -> None:
         super().__init__(config, context)
         self._objects: dict[OffloadKey, npt.NDArray[np.uint8]] = {}
-        # The times of the chunks' last uses and last stores, both in the order of time.
+        # The time of each chunk's last use, and of its last store. Both are in ascending order.
         self._used_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._stored_s: OrderedDict[OffloadKey, float] = OrderedDict()
         self._used_bytes = 0

@@ -26,7 +26,7 @@ _log = logging.getLogger("kvtier.worker")
 #: With a lower limit, the link would become idle if a busy interpreter delayed a piece by 5 ms.
 WINDOW_BYTES = 256 * 1024**2
 #: Approximate limit of the runs queued on a stream. With 131,072 queued runs, a driver blocked the
-#: caller until the stream had copied them. The exact threshold is unknown.
+#: caller until the stream had copied them. The threshold is unknown, so this limit is far lower.
 WINDOW_RUNS = 1024
 #: Copies are queued in pieces of at most this size.
 PIECE_BYTES = 64 * 1024**2
@@ -187,7 +187,7 @@ class _Mark:
             try:
                 return bool(self.event.query())
             except RuntimeError as raised:
-                # While the context is intact, the copy may still be running.
+                # The query failed, but the context is intact, so the copy may still be running.
                 if not self._device.is_lost():
                     return False
                 self.error = _first_line(raised)

@@ -41,7 +41,7 @@ class CUDADriver:
         self._exchange_capture_mode = library.cuThreadExchangeStreamCaptureMode
         self._host_get_device_pointer = library.cuMemHostGetDevicePointer_v2
         self._host_get_device_pointer.argtypes = [_POINTER, _POINTER, ctypes.c_uint]
-        # The first version of the batch call has another argument, for the index of a refused run.
+        # The first version of the batch call has an extra argument, for the index of a refused run.
         self._says_which = not hasattr(library, "cuMemcpyBatchAsync_v2")
         name = "cuMemcpyBatchAsync" if self._says_which else "cuMemcpyBatchAsync_v2"
         self._batch = getattr(library, name, None)
@@ -69,7 +69,7 @@ class CUDADriver:
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
         """Make the device's context current in this thread."""
-        # A new thread has no context until the runtime sets one, and the engine may use another
+        # Push the context, because a new thread has none, and an engine's thread may use another
         # device's. If the context is lost, the push may fail; calls in the block report the loss.
         is_pushed = not self._push(self._context)
         try:

@@ -37,7 +37,7 @@ MIN_DIRECT_RUN_BYTES = 128 * 1024
 MIN_GATHERED_RUNS = 16
 #: Jobs with fewer runs per slot are not gathered, because one copy would replace too few runs.
 MIN_RUNS_PER_COPY = 4
-#: Size of a staging part. A link needs at least 0.3 ms to copy it, and the kernel much less.
+#: Size of a staging part. Copying it over a link takes at least 0.3 ms, packing it much less.
 PART_BYTES = 16 * 1024**2
 #: Staging parts for each kind of job: the kernel uses one while a copy uses the other.
 PARTS = 2
@@ -193,7 +193,7 @@ class StagedPiece:
         return (kernels, copies) if operation is Operation.STORE else (copies, kernels)
 
     def queue(self, operation: Operation, copies: torch.cuda.Stream, enqueue: Enqueue) -> None:
-        """Queue the kernel and the copies, after the staging part's previous use."""
+        """Queue the kernel and the copies, which wait for the previous use of the staging part."""
         part = next(self._staging.parts)
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)
@@ -205,7 +205,7 @@ class StagedPiece:
         try:
             begin()
         finally:
-            # Wait even after a failure, because the copy ends with the work of the last stream.
+            # Order the streams even after a failure, because the work on ``last`` ends the copy.
             last.wait_event(first.record_event())
         try:
             end()

@@ -180,7 +180,7 @@ def host_layout(memory: torch.Tensor | NDArray[np.uint8]) -> HostLayout:
             f"the rows of the host memory must be contiguous and must not overlap; its strides are "
             f"{array.strides} for rows of {part_bytes} bytes"
         )
-    # Mappings begin at page boundaries. An allocator's memory usually begins inside a page.
+    # Memory at a page boundary is probably a mapping, which shares no page with other memory.
     has_own_pages = allocation % mmap.PAGESIZE == 0
     return HostLayout(
         slots, array.ctypes.data, row_bytes, part_bytes, array.flags.writeable, has_own_pages

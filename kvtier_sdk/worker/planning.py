@@ -18,7 +18,7 @@ from kvtier_sdk.runner.jobs import Operation
 
 Int64s: TypeAlias = NDArray[np.int64]
 
-#: A piece of a job has up to this many runs, or up to this many chunks of a single run each.
+#: The maximum number of runs in a piece of a job. A gathered chunk counts as one run.
 PIECE_RUNS = 256
 
 
@@ -105,7 +105,7 @@ class CopyPlan:
         return self._parts(range(0, self.runs, runs))
 
     def _parts(self, firsts: Sequence[int]) -> list[CopyPlan]:
-        """Divide the plan into plans; ``firsts`` are the indices of their first runs."""
+        """Divide the plan. Each of the ``firsts`` is the index of a part's first run."""
         return [
             CopyPlan(self.device[first:end], self.host[first:end], self.lengths_bytes[first:end])
             for first, end in pairwise([*firsts, self.runs])
@@ -116,7 +116,7 @@ class CopyPlan:
         return self._cut(run, addresses - self.host[run])
 
     def _cut(self, run: Int64s, skipped: Int64s) -> CopyPlan:
-        """Cut the runs with the indices ``run`` after ``skipped`` bytes, where these are inside."""
+        """Cut the runs at indices ``run`` after ``skipped`` bytes, but only inside of a run."""
         inside = (skipped > 0) & (skipped < self.lengths_bytes[run])
         if not inside.any():
             return self
@@ -134,7 +134,7 @@ class GroupShare:
 
     layout: GroupLayout
     blocks: Int64s  # ids of shape (chunks, blocks_per_chunk); -1 marks a block that the job omits
-    hosts: Int64s  # addresses of this worker's parts of the chunks' slots, in ascending order
+    hosts: Int64s  # for each chunk, the address of this worker's part of the slot; ascending
 
     @property
     def size_bytes(self) -> int:

@@ -105,8 +105,8 @@ def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Pi
     if is_ours:
         size = format_bytes(end - begin)
         if not host.has_own_pages and (begin < host.address or host.end < end):
-            # Do not register another owner's bytes, because the driver refuses copies of a range
-            # that is only partly registered. That owner's copies would fail.
+            # Do not register a part of another owner's memory. The driver refuses copies of a range
+            # that is only partly registered, so that owner's copies would fail.
             raise RefusedError(
                 f"{size} of host memory cannot be registered, because it may share a page with "
                 "other memory; use a HostPool, a mapping or pinned memory"

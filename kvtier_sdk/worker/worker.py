@@ -216,7 +216,7 @@ class OffloadWorker:
             jobs = list(self._jobs)
         self.wait(jobs)
         self._device.close()
-        # Detach the finalizer, which also drops its references to the memory.
+        # Detaching the finalizer also drops the finalizer's references to the memory.
         self._drop.detach()
 
     def __enter__(self) -> OffloadWorker:

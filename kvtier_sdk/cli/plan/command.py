@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options to show, each with the forecast and the facts of the trace's second half."""
+    """The options to show. For each, ``checks`` has the second half's forecast and facts."""
 
     policy: str
     options: Sequence[Option]
@@ -190,7 +190,7 @@ class Plan:
         return f'pool_bytes = {self.best.pool_bytes}\npolicy = "{self.policy}"\n{tier}'
 
     def errors(self) -> tuple[float, float]:
-        """Return the largest error of a hit rate, and of a number of stores per use."""
+        """Return the largest error of a hit rate, and the largest relative error of the stores."""
         pairs = [tuple(half.stored / max(1.0, half.asked) for half in of) for of in self.checks]
         return (
             max(abs(of.hit_rate - fact.hit_rate) for of, fact in self.checks),

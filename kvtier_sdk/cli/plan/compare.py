@@ -1,4 +1,4 @@
-"""Compares the forecast for an engine's recording with the engine's counters."""
+"""Compares an engine's counters with the forecast for the requests that the engine recorded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# The largest deviations at which a plan still holds: points of a hit rate, share of the bytes.
+# A plan holds up to these deviations: points of a hit rate, and a share of the written bytes.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
-# An engine may finish requests after its trace was read, up to this share of them.
+# An engine may finish this share of the requests after its trace was read.
 _MOST_REQUESTS_OFF = 0.01
 _LOSSES = ("dropped", "failures", "misses")
 
@@ -51,13 +51,13 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The compared tiers, and the numbers of dropped, missed and failed chunks by reason."""
+    """The compared tiers, and the number of chunks lost for each reason."""
 
     rows: Sequence[Row]
     lost: Mapping[str, float]
 
     def furthest(self) -> tuple[float, str]:
-        """Return the largest deviation, as a multiple of its tolerance, and its name."""
+        """Return the largest deviation, divided by the tolerance, and the deviation in words."""
         off = {}
         for of in self.rows:
             off[f"hits of {of.name}, {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF
@@ -80,7 +80,7 @@ class Comparison(NamedTuple):
 
 
 def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Comparison:
-    """Compare an engine's counters with the simulated flow of its own recording."""
+    """Compare an engine's counters with a simulation of the requests that the engine recorded."""
     status = ask_engine(socket, command="status")
     recorded = status["trace"] and status["trace"]["written_requests"]
     if recorded is not None and abs(recorded - len(workload)) > _MOST_REQUESTS_OFF * len(workload):
@@ -90,11 +90,11 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
     days = Work.of(workload, 0, 0.0, 1.0).span_s / DAY_S
     traffic = Traffic(workload)
-    # kvtier does not count a device's hits, so the pool's hits include them.
+    # The pool's hits include the hits on the device, because kvtier does not count those.
     absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in tiers)
     if not host["stored_chunks"] or absent > traffic.chunks:
         raise _other_time(socket, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")
-    # Before its first store, a tier is assumed not to compress.
+    # A tier without stores shows no compression ratio, so assume that it does not compress.
     room, chunk_bytes = 0, host["stored_bytes"] / host["stored_chunks"]
     for of in tiers:
         if of["stored_chunks"]:

@@ -61,7 +61,7 @@ class TierPrices(StrictModel):
         )
 
     def url_of(self, capacity_bytes: int, *, compresses: bool = False) -> str:
-        """Return the URL of a tier with this capacity, unless the store itself sets a capacity."""
+        """Return the tier's URL, with this capacity if the backend has a capacity option."""
         given, options = TierSpec.from_url(self.url), []
         if isinstance(given.config, BoundedTierConfig):
             options.append(f"capacity={capacity_bytes}")
@@ -135,7 +135,7 @@ def example_prices() -> str:
 
 
 def read_prices(path: Path | None) -> Prices:
-    """Read prices from a file, by default the example; raise :class:`ConfigError` for mistakes."""
+    """Read a file of prices, or for ``None`` the example. Mistakes raise :class:`ConfigError`."""
     options = tomllib.loads(example_prices()) if path is None else read_options(path)
     return validate_options(Prices, options, Place("the example" if path is None else str(path)))
 
@@ -143,7 +143,7 @@ def read_prices(path: Path | None) -> Prices:
 def priced(
     prices: Prices, work: Work, flow: Flow, pool_chunks: int, tier: TierPrices | None, chunks: int
 ) -> Option:
-    """Return the costs and benefits of a pool, with a tier of ``chunks`` behind it if given."""
+    """Return the costs and benefits of a pool alone, or with a tier of ``chunks`` chunks."""
     days, size = work.span_s / DAY_S, work.chunk_bytes
     computed = flow.asked - flow.pool_hits - flow.tier_hits
     work_s, stored_bytes = computed * work.recompute_s, size / work.compression_ratio

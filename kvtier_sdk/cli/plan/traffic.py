@@ -21,14 +21,14 @@ from kvtier_sdk.types import OffloadKey
 LRU = "lru"
 # The maximum weight of a reuse in a forecast, so that no single old chunk decides the result.
 _MOST_WEIGHT = 8.0
-# A forecast ignores this share of a window at its start, because few previous uses are known there.
+# A forecast skips this first share of a window, because few previous uses are known there.
 _BEGIN = 0.3
 
 _Floats = npt.NDArray[np.float64]
 
 
 class Window(NamedTuple):
-    """A span of a workload's time, or a forecast of the following span of equal length."""
+    """A span of a workload; if ``is_forecast`` is true, the span of equal length after it."""
 
     start_s: float = -math.inf
     end_s: float = math.inf
@@ -53,7 +53,7 @@ class Flow(NamedTuple):
 
 
 class Traffic:
-    """The uses of a workload's chunks, in order, as columns."""
+    """All uses of chunks in a workload, in order, stored as arrays."""
 
     def __init__(self, workload: Sequence[ReplayRequest]) -> None:
         self.workload = workload
@@ -67,7 +67,7 @@ class Traffic:
         while self.sizes[-1] < self.distinct_chunks:
             self.sizes.append(2 * self.sizes[-1])
         self._at_s = np.repeat([request.arrived_s for request in workload], lengths)
-        # For each use, the index of the first use of the same request.
+        # For each use, the index of the first use in the same request.
         self._first = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
         # Each use's time since the chunk's previous use; infinite for a first use.
         order = np.argsort(uses, kind="stable")
@@ -130,7 +130,7 @@ def play(
         yield by_key
         for key in takewhile(by_key.__contains__, request.keys):
             by_key[key].hit_step = primary.step
-        # The request computes and offers all chunks after the first miss, even if they are present.
+        # After its first miss, a request computes and offers every chunk, even a present chunk.
         used = [key for key in dict.fromkeys(request.keys) if key in by_key]
         new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
         taken, _ = primary.take(len(new))

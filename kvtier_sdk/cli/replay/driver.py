@@ -51,7 +51,7 @@ def replay(
     needed = tuple(spec.needed() for spec in config.tiers)
     tiers = tuple(map(_patient, needed)) if closed else needed
     recompute_s = config.recompute_s
-    # A replay computes nothing, so by default every load must count as faster than computing.
+    # Without ``recompute_s``, no load is too slow, because a replay computes nothing.
     limit_s = math.inf if recompute_s is None else recompute_s
     config = config.model_copy(update={"tiers": tiers, "recompute_s": limit_s})
     if not evict_others:
@@ -149,8 +149,8 @@ class _Driver:
                         on_progress(done)
                 moved = moved or progressed is not False
             self._manager.on_schedule_end()
-            # A closed loop plays one request at a time. If it made a step after every report, it
-            # would repeat lookups that an engine does not repeat.
+            # A closed loop plays one request at a time. A step after every report would repeat
+            # lookups that an engine does not repeat.
             while not moved and reported.wait(_STEP_S) and self._closed:
                 reported.clear()
                 moved = not self._manager.has_pending_work()
@@ -227,7 +227,7 @@ class _Driver:
 
 
 class ChunkContent:
-    """Computes chunks from keys, so that nearly every word of a wrong or shifted chunk differs."""
+    """Computes chunks from keys. A wrong or shifted chunk has almost no word in its right place."""
 
     def __init__(self, chunk_bytes: int) -> None:
         words = -(-chunk_bytes // 8)

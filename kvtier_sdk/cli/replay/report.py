@@ -13,7 +13,7 @@ from kvtier_sdk.metrics import TierStats
 class ReplayHistory:
     """The requests' hits and waits, in order of arrival, and the hits at each depth of a prompt.
 
-    ``arrived_s`` is the workload's arrival time of the request that began last.
+    ``arrived_s`` is the arrival time, in the workload, of the request that the replay began last.
     """
 
     def __init__(self, workload: Sequence[ReplayRequest], sources: int) -> None:
@@ -53,7 +53,7 @@ class ReplayReport:
         left_over: pinned slots, slots in flight, requests and jobs at the end; all should be 0.
         history: each request's hits and wait, which :meth:`as_json` omits.
         sessions: the hits by session, if the workload names sessions.
-        recompute_s: the given time in which the engine computes a chunk, if any.
+        recompute_s: the engine's time to compute a chunk; ``None`` if the user gave no time.
     """
 
     requests: int
@@ -76,7 +76,7 @@ class ReplayReport:
 
     @property
     def dropped(self) -> int:
-        """The number of chunks that were not stored or loaded for lack of room."""
+        """The number of chunks whose store or load was dropped for lack of room."""
         return sum(sum(tier.dropped.values()) for tier in self.tiers)
 
     @property
@@ -91,7 +91,7 @@ class ReplayReport:
     @property
     def saved_tokens(self) -> list[int]:
         """For each tier, the number of prompt tokens that its hits saved."""
-        # A prompt's last chunk may not be full, and a request without chunks has no hits.
+        # Use the mean tokens per chunk of each prompt, because the last chunk may not be full.
         of_each = [
             zip(hits, self.history.tokens, self.history.chunks, strict=True)
             for hits in self.history.hits

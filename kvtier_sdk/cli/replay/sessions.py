@@ -38,7 +38,7 @@ class SessionHits:
 
     Attributes:
         hit_rates: each session's hit rate, sorted.
-        hitless: number of sessions of several requests without a hit after the first request.
+        hitless: number of sessions with several requests, but no hit after the first request.
         turns: groups of the requests that follow each session's first request.
     """
 
@@ -78,8 +78,8 @@ def _turns(sessions: Iterable[Sequence[tuple[ReplayRequest, int]]]) -> list[Sess
     groups: dict[tuple[str, bool], list[tuple[int, int, float]]] = defaultdict(list)
     for requests in sessions:
         for (before, _), (request, found) in pairwise(requests):
-            # Hits are leading chunks. If the previous request has them and the first miss, the
-            # missed chunk was lost. Otherwise no chunk after the hits is shared.
+            # ``known`` has the hits and the first missed chunk. If the previous request begins with
+            # the same chunks, the missed chunk was lost. Otherwise all shared chunks were hits.
             known = request.keys[: found + 1]
             whole = found == len(request.keys) or known != before.keys[: found + 1]
             wait_s = request.arrived_s - before.arrived_s

@@ -56,7 +56,7 @@ def _key(*parts: object) -> OffloadKey:
 
 @functools.cache
 def _trace_key(block_id: int) -> OffloadKey:
-    # Share the keys, because a long trace names each block many times.
+    # Cache the keys, because a long trace names each block many times.
     return _key("trace", block_id)
 
 

@@ -139,7 +139,7 @@ def _present(tier: MaintainedTier, keys: Sequence[OffloadKey]) -> list[OffloadKe
 
 
 def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
-    """Return the namespace without the facts that the SDK adds, which DST adds again."""
+    """Return the namespace without the SDK's facts, because DST adds its own."""
     engines = Namespace({name: of for name, of in namespace.facts.items() if name not in _ADDED})
     codec = src.runner.codec_name if "codec" in namespace.facts else None
     if (engines if codec is None else engines.adding(codec=codec)) != namespace:
@@ -171,7 +171,7 @@ def _copy(
             stored += loaded
             step(len(part))
             read_bytes += sum(sizes[key] for key in missing)
-            # Count the larger number, because the rate limits each tier, and lengths can differ.
+            # Use the larger total, because the rate applies to both tiers, and lengths can differ.
             moved_bytes = max(read_bytes, dst.client.stats.stored_object_bytes)
             pace.wait(moved_bytes - paced_bytes)
             paced_bytes = moved_bytes

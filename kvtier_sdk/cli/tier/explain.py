@@ -147,7 +147,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the selected namespace; raise :class:`ConfigError` unless there is exactly one."""
     if selection.given is not None:
         return selection.given
-    # Without digits, skip empty namespaces, which would make the choice ambiguous.
+    # Skip empty namespaces if no digits are given. They would make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}
@@ -235,7 +235,7 @@ def _show(
     say(f"namespace {named(meant)}")
     for answer in answers:
         say(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        # Another namespace explains missing keys only if the selected namespace has no chunks.
+        # If this namespace has chunks, another namespace is not the reason for a missing key.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest

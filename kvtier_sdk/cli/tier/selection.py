@@ -100,7 +100,7 @@ class Faults:
     """The errors of tiers and their namespaces, with secrets masked."""
 
     def __init__(self, target: Target) -> None:
-        # Errors by tier, and the reasons for skipping tiers. A single tier is never skipped.
+        # ``by_tier`` has the errors, and ``notes`` the reasons for skipping one of several tiers.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._is_one_of_several = len(target.tiers) > 1

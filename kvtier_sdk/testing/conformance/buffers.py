@@ -107,7 +107,7 @@ class LentBuffers:
 
     @property
     def content(self) -> bytes:
-        """The current bytes of the header and of the part of the payload that a load filled."""
+        """The header, and the part of the payload that a load filled."""
         return b"".join((self.transfer.header, self.transfer.arrived))
 
     @property

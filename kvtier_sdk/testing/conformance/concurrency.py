@@ -14,7 +14,7 @@ from kvtier_sdk.testing.conformance.subject import TierSubject
 from kvtier_sdk.types import Medium, OffloadKey
 
 _LENT = "Buffers belong to the SDK, which lends them until the coroutine ends."
-#: Delays before a call is cancelled, in iterations of the loop and in seconds. No delay is 0,
+#: Delays before a call is cancelled, in iterations of the loop and in seconds. All are positive,
 #: because a task that is cancelled before it starts never calls the tier.
 _TURNS = (1, 2, 3, 4, 6, 9, 14)
 _DELAYS_S = (0.0005, 0.002, 0.005, 0.01)
@@ -123,7 +123,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject, probe: Pr
 async def _cancelled(
     probe: Probe, operation: str
 ) -> AsyncIterator[tuple[LentBuffers, list[int], bool]]:
-    """Cancel calls; yield each call's buffers, the versions stored before, and whether it ended."""
+    """Cancel calls; for each, yield its buffers, the earlier versions, and true if it ended."""
     delays = [*((turns, 0.0) for turns in _TURNS), *((1, delay_s) for delay_s in _DELAYS_S)]
     for versions, (turns, delay_s) in product(([0], []), delays):
         (key,) = probe.subject.new_keys(1)

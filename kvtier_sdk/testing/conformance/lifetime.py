@@ -260,7 +260,7 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 @asynccontextmanager
 async def _watched_loop(subject: TierSubject) -> AsyncIterator[list[str]]:
-    """Watch the loop from a thread; yield a list for the place where the loop is blocked."""
+    """Watch the loop from a thread; yield a list for the stack of a call that blocks the loop."""
     interval_s = subject.blocking_s / _WAKES
     loop_thread = threading.get_ident()
     blocked_at: list[str] = []
@@ -274,7 +274,7 @@ async def _watched_loop(subject: TierSubject) -> AsyncIterator[list[str]]:
             await subject.clock.sleep(interval_s / 4)
 
     def watch() -> None:
-        # A busy machine delays this thread too, so a merely slow loop does not count as blocked.
+        # Count wake-ups, not time, because a busy machine delays this thread as much as the loop.
         seen, wakes = -1, 0
         while not blocked_at and not over.wait(interval_s):
             wakes = wakes + 1 if turns == seen else 0

@@ -209,7 +209,7 @@ def run_sequences(
             ),
         )
     except FlakyFailure as flaky:
-        # The breach did not occur again when Hypothesis repeated the sequence of calls.
+        # Raise the breach itself, although Hypothesis could not repeat it with the same calls.
         failures, _ = flaky.split(ConformanceError)
         raise flaky if failures is None else failures.exceptions[0] from flaky
     finally:

@@ -49,7 +49,7 @@ class Probe:
     """Calls one tier instance with a timeout. A malformed answer is a breach.
 
     As in the SDK, an error raised for a whole batch becomes each chunk's verdict. The probe retries
-    lookups, stores and loads after a retryable error. Calls that return no verdicts raise errors.
+    lookups, stores and loads after a retryable error. Methods that return no verdicts raise errors.
 
     Args:
         subject: the tier under test.
@@ -319,7 +319,7 @@ class Probe:
         return [answers[index] for index in range(len(keys))]
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the positions of ``keys`` into the SDK's batches, at least one."""
+        """Split the positions of ``keys`` as the SDK does. Without keys, return one empty batch."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
 
@@ -349,7 +349,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Cancel a call after ``turns`` loop runs and ``delay_s``; return true if it has ended."""
+    """Cancel a call after ``turns`` cycles of the loop and ``delay_s``; return true if it ended."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):
