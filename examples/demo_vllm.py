@@ -68,7 +68,7 @@ def serve(model: Path, chunks: Path) -> None:
                 "cpu_bytes_to_use": "512MiB",
                 # The weights are generated, so kvtier cannot identify the model by its files.
                 "model_revision": "made up",
-                # A longer lookup counts as a miss. The default is too short on a busy machine.
+                # A lookup past its deadline is a miss. The default is too short for a busy machine.
                 "secondary_tiers": [{"type": "file", "root": str(chunks), "lookup_deadline": "1s"}],
             },
         ),
@@ -99,7 +99,7 @@ def serve(model: Path, chunks: Path) -> None:
             }
             print(json.dumps(document), flush=True)
             prompt += document["answer"]
-    # Run one more step, because it carries out the stores that the last step prepared.
+    # Run one more step, because an engine carries out a step's stores only in the next step.
     answer([1, 2, 3])
     llm.llm_engine.engine_core.shutdown()
 

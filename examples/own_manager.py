@@ -3,7 +3,7 @@
     python examples/own_manager.py file:///tmp/kvtier-own-manager
 
 Each chunk is written to a slot, stored in the tier, evicted from the slot, and loaded again. If the
-tier dies, the engine has fewer hits, but never waits longer or gets a wrong byte.
+tier dies, the engine has fewer hits, but every wait has a deadline and no byte is wrong.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ static void write_digest(struct hash hash, unsigned char *digest)
     memcpy(digest, words, DIGEST_BYTES);
 }
 
-/* Read bytes of the payload. The read at 0 includes the header. */
+/* Read a part of the payload, from the offset `at`. If `at` is 0, read the header too. */
 static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_t bytes)
 {
     struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
@@ -183,9 +183,9 @@ static bool read_piece(const struct file *file, int fd, Py_ssize_t at, Py_ssize_
     return preadv(fd, vectors, 2, 0) == file->header.len + bytes;
 }
 
-/* Digest the payload in the first bytes of its buffer. If fd is not -1, first read the header and
- * the payload. Without O_DIRECT, read in pieces, to digest each piece while it is still in the
- * processor's cache. */
+/* Digest the first `length` bytes of the payload's buffer. If fd is not -1, fill the buffers of the
+ * header and the payload from the file first. Without O_DIRECT, read in pieces, to digest each
+ * piece while it is still in the processor's cache. */
 static bool digest_payload(const struct call *call, const struct file *file, int fd,
                            Py_ssize_t length)
 {

@@ -30,9 +30,9 @@ def read(
     """Fill buffers from files that have not expired, and record a use of each file.
 
     The tuple of a file has its shard, name, writable header, writable payload and ``used_ns``.
-    A file may be shorter than its buffers. Return the outcomes, the files' lengths (each a native
-    64-bit integer, valid only after a 1) and the joined digests. There are no digests if
-    ``digest_bytes`` is 0.
+    A file may be shorter than its buffers. Return the outcomes, the files' lengths and the joined
+    digests. A length is a native 64-bit integer, and is valid only if the file's outcome is 1. If
+    ``digest_bytes`` is 0, there are no digests.
     """
 
 def write(
@@ -43,8 +43,8 @@ def write(
 ) -> bytes:
     """Write new files, or overwrite spares of any length; remove unusable spares.
 
-    A spare is the file of an evicted chunk. The tuple of a file has its name, true if it is a
-    spare, its header, payload and ``used_ns``.
+    A spare is the file of an evicted chunk. The tuple of a file has its name, a flag that is true
+    for a spare, its header, payload and ``used_ns``.
     """
 
 def place(

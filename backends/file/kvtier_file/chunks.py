@@ -30,7 +30,7 @@ _STORED_NS = 1_000_000
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
-#: loads. A minimum gap between uses would not work: constant use would never raise the count.
+#: loads. With a minimum gap between uses instead, constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -40,7 +40,10 @@ def earlier_uses(used_ns: int) -> int:
 
 
 def next_use_ns(known_ns: int, used_ns: int) -> int:
-    """Return the time to record for a use. It includes the count and is later than ``known_ns``."""
+    """Return the time that records a use; its last digits count the earlier uses.
+
+    The time is later than ``known_ns``.
+    """
     earlier = earlier_uses(known_ns)
     if used_ns // SAME_USE_NS > known_ns // SAME_USE_NS:
         earlier = min(earlier + 1, MOST_EARLIER_USES)
@@ -76,7 +79,7 @@ class ChunkId(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A chunk on disk, as a ledger's change. Another process may have used it since ``used_ns``."""
+    """A chunk on disk, as a ledger's ``Change``. Another process may have used the chunk later."""
 
     fingerprint: str
     key: OffloadKey

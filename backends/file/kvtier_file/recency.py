@@ -13,7 +13,7 @@ from kvtier_sdk import OffloadKey
 #: last digits count the uses. The index's dictionary and heaps share the tuples, to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
-# The factor of a chunk's stay is 1 after one use, and grows by this when the uses double.
+# The divisor in `staleness_ns` is 1 after one use, and grows by this each time the uses double.
 _WEIGHT = 0.5
 # Maps a time's last digits to the chunk's class: log2 of the number of uses, rounded down.
 _CLASS_OF = tuple((earlier_uses(digits) + 1).bit_length() - 1 for digits in range(USE_NS))

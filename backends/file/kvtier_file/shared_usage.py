@@ -193,7 +193,7 @@ class SharedUsage:
 
     def _join(self) -> None:
         """Open the shared files and acquire the lease, if they are not open or were removed."""
-        # A store before `open` may have joined, and a process cannot acquire its lease twice.
+        # Do not join twice: a store before `open` may have joined and acquired the lease already.
         if self._opened is not None and not self._opened.are_lost():
             return
         self._leave()

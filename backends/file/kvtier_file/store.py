@@ -42,7 +42,7 @@ Verdicts = dict[OffloadKey, TierError]
 # at most the capacity divided by this number.
 _MAX_STEPS = 64
 _NO_LIMIT_BYTES = 2**50
-# A refused write is not logged if the last refused write was less than this ago.
+# A refused write is logged only if the previous refused write is at least this long ago.
 _REFUSALS_S = 600.0
 
 
@@ -120,7 +120,8 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # A miss needs the lock only if it has a file or is counted. Other misses must not wait.
+        # A missing chunk needs the lock only if it is counted or has an unloadable file. Other
+        # misses must not wait for the lock.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -231,7 +232,7 @@ class ChunkStore:
         self, directory: NamespaceDirectory, batch: Sequence[Transfer], verdicts: Verdicts
     ) -> dict[OffloadKey, Transfer]:
         """Return the transfers to write; record a use of the other chunks."""
-        # A file that cannot be touched is overwritten, like a chunk that the SDK replaces.
+        # A chunk is written again if its file cannot be touched, or if the SDK replaces the chunk.
         missing = {}
         uncounted = []
         times_ns = self._clock.take(len(batch))
@@ -315,7 +316,7 @@ class ChunkStore:
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log a refused write, unless one is recent. The caller must hold the shared lock."""
+        """Log a refused write, unless the last is recent. The caller must hold the shared lock."""
         now_s = self._wall_s()
         if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
             self._logger.warning(

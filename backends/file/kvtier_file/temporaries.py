@@ -51,7 +51,7 @@ class Temporaries:
 
     def adopt(self, name: str, directory_fd: int) -> bool:
         """Move an evicted chunk's file here as a spare; return false if that is not possible."""
-        # Adopt nothing with ``sync``: a power failure could put new content under the old name.
+        # With ``sync``, adopt nothing: after a power failure the old name could have new content.
         if self._sync:
             return False
         spare = next(self._names)

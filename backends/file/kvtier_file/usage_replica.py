@@ -10,8 +10,9 @@ from kvtier_file.ledger import DELETED, Change, Ledger, LedgerDamagedError
 from kvtier_file.shared_header import SharedHeader
 from kvtier_sdk import OffloadKey
 
-# Compact a ledger once it has this length and has grown by this factor since its last compaction.
-# Compactions must be rare, because every process then reads the whole ledger under the lock.
+# A ledger is compacted once it is longer than the minimum, and has grown by the factor since its
+# last compaction. Compactions must be rare, because after a compaction every process reads the
+# whole ledger under the lock.
 _MIN_COMPACTION_BYTES = 2**20
 _COMPACTION_GROWTH = 8
 
@@ -22,8 +23,8 @@ class UsageReplica:
     def __init__(self, budget: Budget, fingerprint: str) -> None:
         self.budget = budget
         self._fingerprint = fingerprint
-        self._removed: dict[OffloadKey, int] = {}  # each chunk's reason, as in the ledger
-        # The ledger's generation, and the offset up to which the budget includes its changes.
+        self._removed: dict[OffloadKey, int] = {}  # the ledger's reason for each chunk
+        # The budget includes the changes of this generation of the ledger, up to this offset.
         self._generation: int | None = None
         self._end = 0
 

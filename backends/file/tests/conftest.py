@@ -51,7 +51,7 @@ class Workbench(support.workbench.Workbench):
     def pages(
         self, key: bytes, count: int = 1, seed: int = 0, *, replace: bool = False
     ) -> Transfer:
-        """Make a store whose payload has only the first pages of the chunk."""
+        """Return a transfer that stores only the first pages of the chunk's payload."""
         whole = self.full(key, seed, replace=replace)
         return whole.with_payload(whole.payload[: count * PAGE_BYTES])
 

@@ -66,8 +66,8 @@ async def test_a_chunk_that_was_used_often_is_evicted_later(bench, restart):
         bench.clock.ahead_s += 10
         await bench.put(tier, key)
     assert bench.removed == [KEYS[1], KEYS[2], KEYS[3]]
-    # KEYS[0] was last used 30 s before the latest use, and KEYS[4] 20 s before it. After four
-    # uses a chunk stays twice as long as after one use.
+    # KEYS[0] was last used 10 s before KEYS[4]. But KEYS[0] was used four times, so it stays twice
+    # as long as KEYS[4], which was used once.
     bench.clock.ahead_s += 10
     await bench.put(tier, KEYS[7])
     assert bench.removed[3:] == [KEYS[4]]

@@ -1,4 +1,4 @@
-"""The compiled part acts like the Python code, or leaves the chunk to it."""
+"""The compiled part acts like the Python code, or leaves the chunk to the Python code."""
 
 import logging
 import os
@@ -190,7 +190,8 @@ STATES = {
     "pipe": (pipe, NOT_DONE),
     "directory": (directory, NOT_DONE),
 }
-#: States that depend on the lifetime. If a state's function returns false, the chunk is whole.
+#: The outcome of these states depends on the lifetime. If a state's function returns false for a
+#: lifetime, the outcome is DONE.
 AGES = {
     "expired": lambda lifetime: lifetime.expired_ns == EXPIRED_NS,
     **dict.fromkeys(
@@ -342,7 +343,7 @@ def test_stores(twins, state):
 
     (placed, verdicts), (_, by_python) = twins.both(write)
     assert verdicts == by_python
-    # Nothing is placed over a directory or below a link, and the neighbour is still stored.
+    # A file is not placed over a directory or in a linked shard.
     usual = state not in ("directory", "shard is a link")
     assert placed[0] == (DONE if usual else NOT_DONE)
     assert (verdicts[0] is None) == usual

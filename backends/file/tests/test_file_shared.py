@@ -161,7 +161,8 @@ async def test_open_namespaces_compete_by_recency_and_others_go_first(make_bench
     await one.put(first, KEYS[2])
     assert await one.has(first, *KEYS[:3]) == [False, True, True]
     await one.close()
-    # The first namespace was used later, but no process has it open any more.
+    # No process has the first namespace open any more, so its chunks are evicted first, although
+    # one of them was used last.
     await other.put(second, KEYS[2])
     assert await other.has(second, *KEYS[:3]) == [True] * 3
 
@@ -247,7 +248,8 @@ async def test_a_compacted_ledger_is_followed(pair, monkeypatch):
     assert len(generations) > 3
     assert max(lengths) < 2000
     await other.put(second, KEYS[0])
-    # The second tier missed whole generations of the ledger, so it reports only chunks it knew.
+    # The second tier missed whole generations of the ledger. So it cannot report the removal of
+    # chunks that were stored and removed in between.
     assert other.removed == [b"old", KEYS[56]]
     assert (await second.usage()).chunks == 4
     await one.put(first, *KEYS[1:5])
@@ -395,7 +397,7 @@ async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
 
 
 async def test_who_joins_asks_first_those_who_have_a_reservation(bench, monkeypatch):
-    """Processes killed while joining leave leases, and the next process need not check them all."""
+    """A joining process first checks leases with a reservation, not leases of killed processes."""
     await bench.open()
     leases = bench.root / ".shared" / "leases"
     (living,) = os.listdir(leases)

@@ -76,7 +76,8 @@ def connect(client: Any, config: MooncakeTierConfig, regions: Iterable[Region]) 
         raise TierUnavailableError(
             f"the client cannot be set up (status {status}); its log has why"
         )
-    # TCP works without a registration, which would let any peer read and write the memory.
+    # Do not register the memory for TCP. TCP works without a registration, and any peer could
+    # read and write registered memory.
     for region in regions if config.protocol == "rdma" else ():
         if client.register_buffer(*region):
             raise TierError("the client cannot register the host pool; see 'ulimit -l'")

@@ -80,7 +80,7 @@ class MooncakeTier(SecondaryTierManager):
         verdicts: list[TierError | None] = []
         for transfer, length in zip(batch, lengths, strict=True):
             if length in (TOO_LONG, TRANSFER_FAILED):
-                # The object has another length, or its node is dead. Get the length to find out.
+                # The object has another length, or its node is dead. The stored length shows which.
                 known = await self._call("get_size", self._name(transfer.key))
                 length = TRANSFER_FAILED if known == transfer.object_bytes else known
             verdicts.append(_verdict(length, transfer.object_bytes))
@@ -88,7 +88,7 @@ class MooncakeTier(SecondaryTierManager):
 
     async def delete(self, keys: Sequence[OffloadKey]) -> None:
         # Force the removal, because a lookup protects its object with a lease for some seconds. A
-        # concurrent load may then read another object's bytes, and the check of the header fails.
+        # concurrent load may then read another object's bytes, but the header's check detects that.
         statuses = await self._ask("batch_remove", keys, True)
         removed = [key for key, status in zip(keys, statuses, strict=True) if status == 0]
         self.context.report_removed(removed)

@@ -36,6 +36,6 @@ async def test_no_peer_reads_the_host_pool_over_tcp(store):
 
         assert ports
         assert not any(map(can_read, ports))
-        # The same read succeeds once the memory is registered, so the assertion above can fail.
+        # The same read succeeds once the memory is registered, so `can_read` detects an exposure.
         probe.tier._client.register_buffer(*subject.memory.region)
         assert any(map(can_read, ports))

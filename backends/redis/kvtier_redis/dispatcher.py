@@ -33,8 +33,8 @@ class _Hop:
 class Dispatcher:
     """Sends batches of requests, over up to ``connections`` connections to each server.
 
-    A batch uses one connection per ``share`` requests. After ``turn`` requests on a connection, it
-    lets another batch use the connection.
+    A batch uses one connection per ``share`` requests. After ``turn`` requests on a connection, the
+    batch lets another batch use the connection.
     """
 
     route: Route

@@ -119,7 +119,7 @@ def client_error(error: Exception) -> TierError:
     if refusal is not None:
         return TierUnavailableError(refusal, retryable=False)
     if isinstance(error, theirs.RedisClusterException):
-        # Only the wrapped error shows whether a node is unreachable or not part of a cluster.
+        # Only the wrapped error distinguishes an unreachable node from a node outside a cluster.
         reason = error.__cause__ or error.__context__
         if isinstance(reason, _THEIRS + _OF_REPLIES):
             return client_error(reason)

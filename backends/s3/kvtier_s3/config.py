@@ -16,13 +16,13 @@ from kvtier_sdk import BoundedTierConfig, ConfigError, Count, Flag, Seconds, Tie
 
 _KEY_BYTES = 32
 # Accept all bucket names that botocore accepts, because not every service follows AWS's rules.
-# Refuse access points on Outposts, of Object Lambda and of several regions, because requests to
-# them need other signatures.
+# Refuse the access points of Outposts and Object Lambda, and multi-region access points, because
+# their requests need other signatures.
 _BUCKET = re.compile(
     r"[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint[/:][A-Za-z0-9-]+"
 )
-#: Error texts about an endpoint, from the options or from the settings of AWS tools.
+#: Error texts about an endpoint that is set in the options or in the settings of AWS tools.
 NEEDS_TLS = "option 'sse_secret_key' cannot be sent to an endpoint without TLS"
 NAMES_A_USER = (
     "it cannot hold a user or a password; give options 'access_key_id' and 'secret_access_key'"

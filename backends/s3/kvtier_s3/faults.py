@@ -272,7 +272,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate errors as :meth:`translated` does, and credential errors to TierAuthError."""
+        """Translate credential errors to TierAuthError, and others as in :meth:`translated`."""
         with self.translated():
             try:
                 yield

@@ -15,7 +15,8 @@ _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
 _HEAD_LIMIT_BYTES = 32 * 1024
 _LINE_LIMIT_BYTES = 1024
-# The longest body to read, apart from chunks, including the overhead of HTTP's chunked encoding.
+# Maximum length of a body that is not received into a chunk's buffers. The overhead of HTTP's
+# chunked encoding counts too.
 _BODY_LIMIT_BYTES = 64 * 1024
 _NO_BODY = frozenset({204, 304})
 _DIGITS_LIMIT = 18

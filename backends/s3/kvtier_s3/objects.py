@@ -61,7 +61,7 @@ class Objects:
         return True
 
     async def read(self, name: str, target: Sequence[memoryview]) -> int:
-        """Read an object, unless it is longer than the buffers; return its length."""
+        """Return an object's length. If the object fits, ``target`` receives its bytes."""
         response = await self._ask("GET", self._at(name), self._read_headers, target=target)
         if response.status == 404 and refusal_of(response).code in NO_OBJECT:
             raise ChunkNotFoundError("no such chunk")
@@ -76,7 +76,7 @@ class Objects:
         return response.length_bytes
 
     async def write(self, name: str, buffers: Buffers, *, replace: bool = True) -> None:
-        """Write an object. Without ``replace``, keep an existing object if that is possible."""
+        """Write an object. Without ``replace``, keep an existing object if the server can do so."""
         is_conditional = self._is_conditional and not replace
         headers = self._write_headers | ({"if-none-match": "*"} if is_conditional else {})
         hashed = await run_blocking(_sha256, buffers) if self._signs_payload else UNSIGNED

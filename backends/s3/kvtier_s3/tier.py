@@ -34,7 +34,7 @@ from kvtier_sdk import (
     check_any_answered,
 )
 
-# A store rewrites the manifest this long after its last write, in case the bucket was emptied.
+# A store rewrites a manifest that was written this long ago, in case the bucket was emptied.
 _MANIFEST_INTERVAL_S = 60.0
 
 

@@ -151,7 +151,7 @@ async def test_a_chunk_that_is_there_already_is_stored(bench, scripted, make_rep
     # ``replace`` is set for a chunk that failed to load, so the store is unconditional.
     assert await tier.store([bench.full(KEYS[0], replace=True)]) == [None]
     assert "if-none-match" not in scripted.requests[-1].headers
-    # The second request wrote the manifest, which each open overwrites.
+    # The second request wrote the manifest. Each open overwrites the manifest unconditionally.
     assert "if-none-match" not in scripted.requests[1].headers
 
 
@@ -196,7 +196,7 @@ async def test_a_server_that_answers_before_it_has_read_the_chunk(bench, scripte
     [
         (100_064, 50_000, TierUnavailableError),  # the connection ends early
         (100_064, 0, TierUnavailableError),
-        (50_000, 49_999, TierUnavailableError),  # a compressed chunk's connection ends early
+        (50_000, 49_999, TierUnavailableError),  # the same, for a compressed chunk
         (64, 64, CorruptChunkError),  # the object has no payload
         (0, 0, CorruptChunkError),
         (100_065, 100_065, CorruptChunkError),  # the object is too long

@@ -49,7 +49,7 @@ async def test_lookups_wait_for_no_chunk(bench, scripted):
     store = asyncio.create_task(bench.put(tier, KEYS[0]))
     while not any("if-none-match" in request.headers for request in scripted.requests):
         await asyncio.sleep(0)
-    # The store uses the only connection for chunks.
+    # The store occupies the only connection for chunks, but lookups have their own connections.
     assert await bench.has(tier, *KEYS) == [True] * 20
     assert not store.done()
     scripted.answers_puts.set()

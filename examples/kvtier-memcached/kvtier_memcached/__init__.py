@@ -94,7 +94,7 @@ class MemcachedTier(kv.ChunkTierManager):
             for pool in self._pools.values():
                 pool.close()
 
-    # Pieces calls the next four methods. They send memcached's meta commands.
+    # The next four methods implement `ValueStore` for `Pieces`, with memcached's meta commands.
 
     async def get(self, name: str, buffers: Sequence[memoryview]) -> None:
         async with self._asked(name, b"mg %b v\r\n" % name.encode()) as (connection, reply):

@@ -66,13 +66,13 @@ class Pieces:
     tier uses this class.
 
     A piece's name is the object's name, a dot and up to 59 further characters. If a writer is
-    killed, or another writer overwrites the index, some pieces are no longer in any index. So the
-    value store should evict values, or let them expire.
+    killed, or another writer overwrites the index, some pieces are no longer in any index. Nothing
+    removes these pieces, so the value store should evict values, or let them expire.
 
     Args:
         values: the store of the pieces and indices.
         most_bytes: the maximum length of a value; at least 1,024 bytes.
-        clock: the clock that runs concurrent calls of the store.
+        clock: the clock whose ``gather_bounded`` makes concurrent calls of the store.
         at_once: the maximum number of concurrent calls for one object.
 
     Raises:
