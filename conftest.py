@@ -39,7 +39,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the collected tests from garbage collections, which tests start often."""
+    """Exclude the collected tests from later garbage collections, which then take less time."""
     gc.collect()
     gc.freeze()
 

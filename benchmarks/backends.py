@@ -3,19 +3,19 @@
 Usage: python benchmarks/backends.py [--backend NAME ...] [--kib N ...] [--rounds N] ...
 
 The benchmark starts its own servers on the loopback. The last program in each table is the limit.
-It only moves bytes, with as many clients or threads as the tier has connections:
+The limit only moves bytes, with as many clients or threads as the tier has connections:
 
     redis     redis-benchmark
     file      preadv and pwritev of the same buffers in the same directory
     s3        requests over bare sockets to the same server, signed in advance
     mooncake  the client's calls with one buffer per chunk
 
-Like a runner, the benchmark calls a tier with batches of up to 8 MiB, one for each connection of
-the plain client. The file tier has a real runner, with and without digests. Each program moves
-random bytes, which are then compared and removed. Files bypass the page cache if the disk allows
-it. vLLM's C extension is measured in vLLM's environment only. MiB/s count the payload. CPU is the
-client's processor time per chunk, in user and kernel mode. On a busy machine it is more reliable
-than wall time.
+The benchmark calls a tier as a runner does, with batches of up to 8 MiB. It makes as many calls at
+once as the plain client has connections. The file tier has a real runner, with and without digests.
+Each program moves random bytes, which are then compared and removed. Files bypass the page cache if
+the disk allows it. vLLM's C extension is measured in vLLM's environment only. MiB/s count the
+payload. CPU is the client's processor time per chunk, in user and kernel mode. On a busy machine,
+CPU is more reliable than wall time.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Usage: python benchmarks/compressed_loads.py [--link 8gbit] [--backend NAME ...]
 
 Chunks are normally distributed random numbers in bfloat16, which compress as well as a model's KV.
 --link sets the rate of the loopback in a separate network namespace, and needs root and ``tc``.
-Each value has a tier, which stays open between rounds. In each round, every tier stores, loads and
-deletes all chunks, and the loaded bytes are compared. CPU is the client's processor time per chunk.
+Each value of ``compress`` has a tier of its own, which stays open between rounds. In each round,
+every tier stores, loads and deletes all chunks, and the loaded bytes are compared. CPU is the
+client's processor time per chunk.
 """
 
 from __future__ import annotations

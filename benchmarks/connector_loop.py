@@ -2,11 +2,12 @@
 
 Each step makes the connector's calls in the connector's order:
 
-    1. for each waiting request: ``lookup`` from the first chunk to the first miss, in each step
-       until all answers have arrived; then ``prepare_load`` of the hits
-    2. ``on_schedule_end``
-    3. ``prepare_store`` of the chunks that a request has computed; ``on_request_finished``
-    4. the model runs; then ``complete_load`` and ``complete_store``, with sets of keys
+    1. ``lookup`` for each waiting request, from the first chunk to the first miss. If all answers
+       have arrived, ``prepare_load`` of the hits. Otherwise, the request waits for the next step.
+    2. ``on_schedule_end``.
+    3. ``prepare_store`` of the chunks that a request has computed, and ``on_request_finished`` for
+       each request that has ended.
+    4. After the model's run, ``complete_load`` and ``complete_store``, with sets of keys.
 
 Only the manager's calls are measured. The model's run writes and compares the bytes in the slots.
 Each ``Side`` decides whether the model also waits for the tiers.
@@ -61,7 +62,7 @@ class Meter:
         return result
 
     def samples_us(self) -> dict[str, np.ndarray]:
-        """Return the samples of each kind and of all calls, less the clock's own cost."""
+        """Return each kind's samples, and all samples together, without the clock's own cost."""
         samples = {
             kind: np.maximum(np.array(samples) - self._own_ns, 0) / 1e3
             for kind, samples in self._samples_ns.items()

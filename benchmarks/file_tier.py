@@ -3,8 +3,8 @@
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
 Each measurement moves the same number of bytes, split among its processes. Each round measures
-every program with every number of processes. Ratios are relative to the first program, the tier, in
-one process. The programs:
+every program with every number of processes. Each ratio compares the first row, ``tier`` in one
+process, with another row. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict

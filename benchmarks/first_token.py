@@ -5,9 +5,9 @@ Usage: .venv-vllm/bin/python benchmarks/first_token.py [--tokens N] [--rounds N]
 Real engines on the CPU, one for each way to offload, serve the same random prompts in turns. Each
 round serves a new prompt twice. The first time, the engine computes and stores the prompt's chunks.
 Then the device cache and the host pool are emptied. The second time, the chunks come from the
-files, without the page cache if the disk allows it. Both answers must be equal. Then the files are
-only read, to measure the disk's share of the time. At the end, one byte of each file is inverted,
-and a stored prompt is served from the files.
+files, without the page cache if the disk allows it. Both answers must be equal. The benchmark also
+reads the files without an engine, to measure the disk's share of the time. At the end, one byte of
+each file is inverted, and a stored prompt is served from the files.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class _Apart:
 
 
 def _offer(url: str, mb_per_s: float, pipe: Connection) -> None:
-    """Start or stop the load at each message; after a stop, send the moved bytes and seconds."""
+    """Start or stop the load at each message. After a stop, send the result of ``rest``."""
     with offered_here(url, mb_per_s, "thread") as load, suppress(EOFError):
         pipe.send(None)
         while True:

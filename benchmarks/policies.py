@@ -5,8 +5,11 @@ Usage: python benchmarks/policies.py [--trace FILE [--told]] [--slots N ...] [--
 Only the second half of a block-hash trace is counted. The first half fills the pool, lets policies
 learn, and may have been used to tune the policies. Without a trace, the benchmark plays generated
 workloads, each difficult for some policy. The optimum knows the future, and evicts the chunk whose
-next use is farthest away. With --told, all of a trace with sessions is counted. The default policy
-first gets no hints, then the reasons why answers end, then also the times of next turns.
+next use is farthest away.
+
+--told needs a trace with sessions, and counts all of the trace. Four runs of the default policy get
+different hints: none, the reasons why answers end, and these reasons with either rough or exact
+times of the sessions' next turns.
 
 Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Every run
 produces the same figures.
@@ -98,8 +101,8 @@ class _Optimum(EvictionPolicy):
         for number in range(len(workload) - 1, -1, -1):
             for key in dict.fromkeys(workload[number].keys):
                 self._uses[key].append(number)
-        # The number of each resident chunk's next request. The second number breaks ties, so that
-        # the end of a prefix is evicted first.
+        # For each resident chunk, the number of the next request with this chunk. If chunks have
+        # the same next request, the second number decides: the end of a prefix is evicted first.
         self._next: dict[OffloadKey, tuple[float, int]] = {}
         self._noted = 0
 

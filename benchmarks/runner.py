@@ -60,7 +60,7 @@ class Benchmark:
             group: subject of the measurement.
             sides: the measured programs by name, kvtier's first. Each function gets the number of
                 the round, and ends all its work before it returns.
-            warm_up: true to run a round numbered -1 first and drop its figures.
+            warm_up: true to begin with an extra round, numbered -1, and drop its figures.
         """
         values: dict[tuple[str, str, str, str], list[float]] = {}
         for number in range(-int(warm_up), self.options.rounds):

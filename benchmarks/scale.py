@@ -113,7 +113,7 @@ def _measure_slots(slots: int) -> Row:
     pool: Any = _Slots(slots)
     manager = TieringManager(pool, policy=load_policy("lru")(), clock=SystemClock())
     meter = _Meter()
-    # These requests fill the pool, so that every second request of the next loop hits.
+    # Fill the pool, so that each _compute() of the next loop evicts and each _reuse() hits.
     for _ in range(-(-slots // _REQUEST_CHUNKS)):
         _compute(manager, _Meter(), next(keys), "")
     row = {"bytes": (_resident_bytes() - before_bytes) / slots}

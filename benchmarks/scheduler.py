@@ -5,9 +5,9 @@ Usage: python benchmarks/scheduler.py [TRACE] [--rounds N] [--concurrency N ...]
 The cost is the CPU time of the scheduler's thread in the calls of vLLM's connector, in microseconds
 per chunk (see ``connector_loop.py``). kvtier is measured with a memory tier and without a tier,
 each with the policies ``returns`` and ``lru``. If vllm is installed, vLLM's tiering manager is
-measured with one tier at a time. "thread" answers from a thread, as vLLM's tiers for files and
-objects do. "at once" answers without delay, as no real store can. Between two steps, the tiers
-finish all their jobs, so that all sides do the same work. All loaded bytes are compared.
+measured with one tier at a time: "thread" answers from a thread, like vLLM's tiers for files and
+objects; "at once" answers without delay, which is impossible for a real store. Between two steps,
+the tiers finish all their jobs, so that all sides do the same work. All loaded bytes are compared.
 
 The interference is the wall time of a call, in microseconds, while the file tier writes as fast as
 possible. It is compared with the same loop without tiers. For this comparison, the steps have a
@@ -148,7 +148,8 @@ def _play(
 class KVTierSide:
     """kvtier's manager, with digests on.
 
-    The model runs for ``step_s`` seconds or, if ``None``, until the tier has reported all jobs.
+    The model runs for ``step_s`` seconds. If ``step_s`` is ``None``, the model runs until the tier
+    has reported all jobs.
     """
 
     hit = LookupResult.HIT

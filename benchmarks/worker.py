@@ -4,13 +4,14 @@ Usage: python benchmarks/worker.py [--layers 1,32] [--pages 16,256,4096] [--kib 
 
 A page is one block of one tensor, and a slot holds one block of every tensor. So a job of 256 pages
 in 32 layers copies 8,192 runs of bytes. "scattered" uses random blocks and slots, so that hardly
-any runs can be merged. "contiguous" uses adjacent blocks and adjacent slots. On a GPU, "run by run"
-is the scattered job without the kernel that gathers short runs, and each kind of copy has its own
-stream. The bytes are random, and are compared once per kind of copy, before the rounds.
+any runs can be merged. "contiguous" uses adjacent blocks and adjacent slots. "run by run", on a
+GPU, is the scattered job without the kernel that gathers short runs. The bytes are random, and are
+compared once per kind of copy, before the rounds.
 
-The peer is torch.Tensor.copy_ of one buffer, on a GPU from or to pinned memory. A worker is timed
-from submit to the end of wait. "unmoved", on a CPU, is a worker that does everything except the
-copying: the upper limit for a worker. Its GB/s count the bytes that a worker would have copied.
+The peer is torch.Tensor.copy_ of one buffer. On a GPU, the host's buffer is in pinned memory, and
+each kind of copy has a separate stream. A worker is timed from submit to the end of wait. On a CPU,
+"unmoved" is a worker that does everything except the copying: the upper limit for a worker. Its
+GB/s count the bytes that a worker would have copied.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Pip: TypeAlias = Callable[..., None]
 
 
 def requirements(wheel: Path) -> Iterator[tuple[str, str]]:
-    """Yield the normalized name and the text of each requirement, except those of extras."""
+    """Yield each requirement's normalized name and its text; skip requirements of extras."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = archive.read(name).decode()
@@ -66,7 +66,8 @@ def make(engine: str, install_engine: Callable[[Pip], None], script: str) -> Non
     def pip(command: str, *arguments: str) -> None:
         whole = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", command]
         if command == "install":
-            # Most modules are never imported, and some requirements are omitted on purpose.
+            # Do not compile modules, because most of them are never imported. Do not warn of
+            # conflicts, because some requirements are omitted on purpose.
             whole += ["--no-compile", "--no-warn-conflicts"]
         subprocess.run([*whole, *arguments], check=True, cwd=ROOT)
 

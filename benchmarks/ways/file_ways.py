@@ -50,7 +50,7 @@ class PlainFiles(Way):
         self._write(numbers)
 
     def _calls(self) -> list[range]:
-        """Return the file numbers of each call, here a single file."""
+        """Return the file numbers of each call: one file or, in subclasses, a batch."""
         return [range(number, number + 1) for number in range(self.work.keys)]
 
     def _write(self, numbers: range) -> None:

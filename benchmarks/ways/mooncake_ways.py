@@ -62,7 +62,7 @@ class PlainClient(Way):
 
 
 class TwoBuffers(PlainClient):
-    """The tier's client calls, with two buffers per chunk: header and payload."""
+    """Mooncake's client, called as the tier calls it, with each chunk's header and payload."""
 
     def put(self, names: list[str], slots: Slots) -> bool:
         return set(self._client.batch_put_from_multi_buffers(names, *_places(slots))) == {0}

@@ -67,7 +67,7 @@ _log = logging.getLogger("kvtier.lmcache")
 
 @dataclass(eq=False, slots=True)
 class _Task:
-    """An LMCache task, with one part for each tier of its objects."""
+    """An LMCache task, split into one part for each tier."""
 
     task_id: int
     operation: Operation
@@ -160,7 +160,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
-        """Look objects up without locking them, because loading a removed object is only a miss."""
+        """Look objects up without locks, because the load of a removed object is only a miss."""
         given = {
             group: ObjectLayout.of(layout.shapes, layout.dtypes, self._serde)
             for group, layout in group_layout_descs.items()
@@ -198,7 +198,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return [tier.stats_now() for tier in self._open_tiers()]
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that the tier reports or, without a report, LMCache's own count."""
+        """Return the usage that the tier reports. Without a report, return LMCache's own count."""
         usage = super().get_usage()
         known = [stats for stats in self.stats_now() if stats.used_bytes is not None]
         if not known:
@@ -211,7 +211,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         )
 
     def report_status(self) -> dict[str, Any]:
-        """Describe the adapter, which counts as healthy even while its store is unreachable."""
+        """Describe the adapter. It counts as healthy even while its store cannot be reached."""
         return {
             "is_healthy": all(tier.is_running for tier in self._open_tiers()),
             "type": type(self).__name__,
@@ -249,12 +249,12 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         slots: list[int | None] = []
         for key, memory_object in zip(keys, objects, strict=True):
             meta = memory_object.meta
-            # LMCache's own benchmark sets ``shape`` and ``dtype`` instead of the lists.
+            # LMCache's benchmark sets ``shape`` and ``dtype``, but not ``shapes`` and ``dtypes``.
             layout = ObjectLayout.of(
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )
             slot = None
-            # Skip an object of any other length, because lookups by layout would miss it.
+            # Skip an object whose length is not the layout's, because lookups would miss it.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout
@@ -329,7 +329,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> None:
         """Notify LMCache's listeners of objects that the tier has stored or lost."""
         # LMCache adds the size of a stored object and subtracts the size of a removed object.
-        # Report size 0 for an object stored again, and for the removal of an object never counted.
+        # So report size 0 if an object is stored again, or if a removed object was never counted.
         objects, sizes = [], []
         for key in keys:
             chunk_hash, rank, salt, group = key_parts(key)

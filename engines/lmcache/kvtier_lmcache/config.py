@@ -21,7 +21,7 @@ class KVTierL2AdapterConfig(L2AdapterConfigBase):  # type: ignore[misc]
 
     Attributes:
         tier: the tier that stores the objects.
-        options: the adapter's options in ``adapter_params``, apart from the tier's.
+        options: the adapter's own options in ``adapter_params``, without the tier's options.
         serde: the serialization that LMCache applies to objects before a store, if any.
     """
 

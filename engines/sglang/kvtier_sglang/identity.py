@@ -48,7 +48,8 @@ class PageIdentity:
         # With MLA all ranks of a tensor-parallel group hold the same bytes, so they share keys.
         if not config.is_mla_model or pool_name in _ALWAYS_SPLIT:
             ranks["tp"] = (config.tp_rank, config.tp_size)
-        # A recurrent state and a sparse model's index do not have the dtype that the pool reports.
+        # A recurrent state or a sparse model's index does not have the dtype that the pool reports.
+        # The actual dtype is unknown.
         has_others = pool_name in _ALWAYS_SPLIT or content.get("index_head_dim") is not None
         release = ".".join(version("sglang").split(".")[:2])
         self.namespace = Namespace(

@@ -105,7 +105,8 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
         hits = {PoolName.KV: kv_pages} if kv_pages else {}
         restorable = list(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
-            # Skip pools with this policy, because the KV pool's pages can be reused without them.
+            # Skip a pool with ``BLOCK_GROUPS``, because the KV pool's pages can be reused without
+            # that pool's pages.
             if not restorable or transfer.hit_policy is PoolHitPolicy.BLOCK_GROUPS:
                 continue
             found = self._tier_of(transfer.name).exist(keys[:kv_pages])

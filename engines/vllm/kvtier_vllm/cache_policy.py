@@ -31,7 +31,7 @@ class _Request:
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     """The eviction policy ``returns``, for vLLM's option ``eviction_policy``.
 
-    The policy gets no hints, and no reasons why answers end, because vLLM does not pass them on.
+    vLLM passes on neither hints nor the reasons why answers end, so the policy gets neither.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -43,11 +43,12 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
         self._policy = load_policy("returns")()
         self._policy.open(self.cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        # Requests by id. An entry stays if vLLM does not report the end, as after a cache reset.
+        # Requests by id. If vLLM does not report the end of a request, the entry stays. This may
+        # happen after a cache reset.
         self._running: dict[str, _Request] = {}
         # Chunks not yet reported to the policy, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
-        # The request of each chunk about to be inserted; vLLM 0.32 does not pass it to insert().
+        # The request of each chunk about to be inserted. insert() of vLLM 0.32 gets no request.
         self._offered: dict[OffloadKey, _Request] = {}
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
@@ -70,7 +71,8 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._count_down(self._new[key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        # Report the chunk now. Otherwise its next release would count it as readable again.
+        # Report the chunk, which removes it from ``_new``. Otherwise, the next mark_evictable()
+        # would count the chunk a second time.
         if key in self._new:
             self._tell_new()
 

@@ -105,7 +105,7 @@ def tell_blocks(
 ) -> Callable[[], object]:
     """Call ``describe`` for each stored or found chunk until the returned function is called.
 
-    ``describe`` gets the chunk's key, and a function that makes its blocks' metadata.
+    ``describe`` gets the chunk's key, and a function that makes the metadata of the chunk's blocks.
     """
     # Wrap these methods, because only they have both a chunk and the request with its tokens.
     try:
@@ -142,7 +142,7 @@ def _tell_and_record(
 
 
 def tell_stops() -> None:
-    """Make the connector call its manager's ``note_stop``, if it has one, when an answer ends."""
+    """Make connectors call ``note_stop`` when an answer ends, if their manager has this method."""
     # These names are internal to vLLM, so any release may remove them.
     try:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (

@@ -119,7 +119,7 @@ def _groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup
 
 
 def _canonical_groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> list[KVGroup]:
-    """Return groups with a tensor per page fragment, at its place in the canonical layout."""
+    """Return groups with one tensor for each page fragment, placed as in the canonical layout."""
     block_bytes = [0] * len(kv_caches.tensors)
     for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
         page_bytes = ref.mapping.canonical_page_size_bytes
@@ -138,7 +138,7 @@ def _canonical_groups(kv_caches: CanonicalKVCaches, blocks_per_chunk: int) -> li
 
 
 def _fragments(mapping: CanonicalPageMapping) -> Iterator[tuple[int, int, int]]:
-    """Yield each fragment's offset in this worker's page and in the shared page, and its size."""
+    """Yield each fragment's offset in this worker's page, offset in the shared page, and size."""
     for run in mapping.runs:
         for n in range(run.num_fragments):
             local = run.local_offset + n * run.local_stride

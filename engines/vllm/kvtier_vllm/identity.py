@@ -72,7 +72,7 @@ class Identity:
 
 
 def slot_layout(config: OffloadingConfig, *, ours: bool) -> str:
-    """Return the slot layout of our worker or, without ``ours``, of vLLM's worker."""
+    """Return the slot layout of our worker if ``ours`` is true, otherwise of vLLM's worker."""
     return OUR_SLOTS if ours and not config.canonical_layout else THEIR_SLOTS
 
 
@@ -99,8 +99,8 @@ def _parallelism(config: OffloadingConfig) -> object:
     parallel = config.parallel
     if config.replicated_layout:
         return "independent: replicated_layout"
-    # vLLM also sets this flag without canonical_layout, where it is wrong: each worker's part holds
-    # all layers, so the heads of a layer are scattered over the workers' parts.
+    # Without canonical_layout, vLLM sets this flag too, although the bytes depend on the number of
+    # workers: each worker's part then contains some heads of every layer.
     if config.canonical_layout and parallel.is_parallelism_agnostic:
         return "independent: canonical_layout"
     return {
@@ -113,7 +113,7 @@ def _parallelism(config: OffloadingConfig) -> object:
 
 
 def _is_attention(config: OffloadingConfig) -> bool:
-    """Return true if all layers cache keys and values, whose dtype is the model's.
+    """Return true if every layer caches keys and values, which have the model's dtype.
 
     A state-space layer or a sparse model's indexer has another dtype, which vLLM does not report.
     """

@@ -77,8 +77,8 @@ class _Request:
         sources: for each chunk of the latest load, the index of its tier; -1 for the host pool.
         step: the step of the request's latest lookup.
         first: the first chunk that was looked up in that step.
-        is_waiting: true if further lookups in that step would not end the request's wait.
-        retried: the chunk that got the latest ``RETRY`` of a wait; ``None`` after a ``MISS``.
+        is_waiting: true if the request waits, whatever further lookups in that step find.
+        retried: the chunk answered last in a wait if its answer was ``RETRY``, otherwise ``None``.
     """
 
     context: RequestContext
@@ -90,9 +90,9 @@ class _Request:
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
         """Return an answer that makes vLLM postpone the request after few lookups."""
-        # After a ``RETRY`` vLLM postpones the request, whatever the later answers are. vLLM scans a
-        # prefix up to a ``MISS``, so the group's next chunk gets a ``MISS``. vLLM scans a sliding
-        # window from its end and does not stop at a ``MISS``: its chunks get both answers in turn.
+        # After one ``RETRY`` vLLM postpones the request, whatever the later answers are. A ``MISS``
+        # for the group's next chunk then ends vLLM's scan of a prefix. A ``MISS`` does not end the
+        # scan of a sliding window, so a window's chunks get the two answers in turn.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key
@@ -192,8 +192,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         request = _of(req_context)
         keys = list(keys)
-        # vLLM does not report the use of earlier chunks, which the device already has. Count it
-        # here, because otherwise the pool would evict the start of a prefix before its end.
+        # vLLM does not report the use of the earlier chunks, which the device already has. Touch
+        # them here, because otherwise the pool would evict the start of a prefix before the end.
         ends, loaded = compat.end_tokens(req_context), set(keys)
         first = min((ends.get(key, 0) for key in keys), default=0)
         on_device = [key for key, end in ends.items() if end <= first and key not in loaded]

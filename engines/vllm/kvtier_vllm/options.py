@@ -28,8 +28,8 @@ class IdentityOptions(StrictModel):
 
     Attributes:
         model_revision: a string that distinguishes this model from others of its name.
-        kv_release: the release of vLLM whose chunks are shared, such as ``"0.32"``, if it is not
-            the running release.
+        kv_release: the release of vLLM with which this engine shares chunks, such as ``"0.32"``;
+            ``None`` means the running release.
     """
 
     model_revision: str | None = None
@@ -101,7 +101,8 @@ class EngineOptions(IdentityOptions):
 
     Attributes:
         copies: the worker that copies between the device and the host pool: ``kvtier``, ``vllm``,
-            or ``auto``. ``auto`` means ``vllm``, but ``kvtier`` on a CPU, where vLLM has no worker.
+            or ``auto``. On a CPU vLLM has no worker, so ``auto`` means ``kvtier``. On all other
+            devices ``auto`` means ``vllm``.
     """
 
     copies: Literal["auto", "kvtier", "vllm"] = "auto"

@@ -75,7 +75,7 @@ class _Request:
         answers: for each chunk, true if the tier has it; ``None`` until the tier answers.
         new: chunks to look up in the tier at the end of the step.
         deadline_s: time after which missing answers count as misses.
-        scheduled_s: start of the computation; ``None`` before it and after the first store.
+        scheduled_s: start of the computation; ``None`` before the start and after the first store.
     """
 
     context: RequestContext
@@ -176,8 +176,8 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
             if not self._tier.takes_reads:
                 self._tier.drop_lookups(1)
                 return _MISS
-            # Answer at once only if no earlier chunk awaits an answer, because the chunks after a
-            # miss are useless.
+            # vLLM loads a chunk after a hit. Answer at once only if no earlier chunk awaits an
+            # answer, because the load is useless if an earlier chunk is missing.
             if not request.new and self._tier.knows(key):
                 request.answers[key] = True
                 return _HIT

@@ -26,7 +26,7 @@ POOL_DIRECTORY = "/dev/shm"
 CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-#: kvtier's own specs, and the specs with vLLM's manager that accept kvtier's tiers.
+#: ``OUR_SPECS`` are kvtier's own. ``GUEST_SPECS`` have vLLM's manager and accept kvtier's tiers.
 OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
 GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 

@@ -18,7 +18,7 @@ def test_an_engine_reads_what_another_has_compressed(
         loaded = first.generate(prompts=[PROMPT])
     sizes = [file.stat().st_size for file in Path(folder).rglob("*.kv")]
     assert len(sizes) == 3
-    # ``CHUNK_BYTES`` counts four bytes for each element, but a bfloat16 has two.
+    # Halve ``CHUNK_BYTES``, because it counts four bytes for an element, but a bfloat16 has two.
     assert max(sizes) < 0.8 * CHUNK_BYTES / 2
     with start_engine(offloading_way.offloading(url), dtype="bfloat16") as second:
         outputs = second.generate(prompts=[PROMPT])

@@ -69,7 +69,7 @@ class Server:
         )
 
     def flood(self) -> None:
-        """Evict all chunks from the device, and from the pool all chunks without hints."""
+        """Evict all chunks from the device, and all chunks without hints from the pool."""
         for _ in range(FLOOD):
             self._floods += 1
             self.ask(make_words(-self._floods, CHUNKS * BLOCK_TOKENS + 5), max_tokens=1)
@@ -189,7 +189,7 @@ def test_the_agents_page_gives_hints_to_an_engine(server: Server) -> None:
     assert server.receipts("prefetch", "deferred") == deferred + 1
     with server.busy():
         told = server.command("pin", "chat 8", "--for", "1m")
-    # vLLM offloads only the prompt's chunks, even if the answer is long.
+    # An answer adds no chunks, because vLLM offloads only the prompt's chunks.
     assert told.startswith("pin for session 'chat 8': ")
     assert ", 2 chunks, 60 s" in told
 

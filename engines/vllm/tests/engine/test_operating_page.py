@@ -19,7 +19,7 @@ from vllm_server import (
 PAGE = Path(__file__).parents[4] / "docs" / "operating.md"
 BLOCK_TOKENS = 128
 CHUNKS = 3
-#: For each command, the options that it needs without a terminal, and a part of its output.
+#: Each command's extra options for a run without a terminal, and a part of its output.
 EXPECTED = {
     "check CONFIG": ((), ": ok"),
     "tier ls CONFIG": ((), "model"),

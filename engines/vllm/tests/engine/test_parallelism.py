@@ -176,7 +176,7 @@ def test_workers_that_hold_the_same_bytes_store_them_once(
         assert all(torch.equal(part, whole) for part in loaded)
 
 
-#: Tensor and pipeline parallelism of each of two engines, and the options of both.
+#: Each case is two engines' tensor and pipeline parallelism, and options for both engines.
 APART = [
     pytest.param((2, 1), (4, 1), {}, id="tensor"),
     pytest.param((1, 1), (1, 2), {}, id="pipeline"),
@@ -224,7 +224,7 @@ def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: 
     assert payloads[True, 1] == payloads[True, 2]
 
 
-#: Engines without a canonical layout: model, tensor and pipeline parallelism, and vLLM's error.
+#: Each case is a model, a parallelism without a canonical layout, and vLLM's error.
 UNCERTIFIED = [
     pytest.param("llama", 1, 2, "could not be certified", id="pipeline"),
     pytest.param("narrow values", 2, 1, "could not certify every layer", id="values"),

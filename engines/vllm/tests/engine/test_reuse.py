@@ -59,7 +59,7 @@ def second(
         first.settle()
     # The test that restarts the store needs short probe intervals.
     options = {"runner": runner, "probe_interval": "100ms", "max_probe_interval": "100ms"}
-    # One case with a fresh interpreter is enough.
+    # Only one case starts a fresh interpreter, because imports are slow.
     fresh = kind is Folder and runner == "thread"
     with start_engine(way.offloading(store.url, **options), fresh=fresh) as engine:
         before = engine.device_blocks(), engine.primary_chunks()

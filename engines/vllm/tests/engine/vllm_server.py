@@ -108,8 +108,8 @@ def serving_model(
         f"{sys.executable} -m vllm.entrypoints.cli.main serve {folder / 'model'} {OPTIONS} "
         f'--port {port} --kv-transfer-config "$(cat {config})" {options}'
     )
-    # A forked engine has vLLM's modules already: importing them takes 20 s of CPU time. The quick
-    # start's test has vLLM's default.
+    # Fork the engine, because importing vLLM's modules again takes 20 s of CPU time. The quick
+    # start's test uses vLLM's default instead.
     forks = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
     variables = {**VARIABLES, **forks, "PYTHONPATH": path.rstrip(os.pathsep), **variables}
     with serving(command, {**os.environ, **variables}, folder, port) as engine:
