@@ -114,7 +114,7 @@ class FakeCUDA:
         self.captures_lost = 0  # captures that forbidden calls have broken
         self.failures: deque[Exception] = deque()
         self.is_lost = False  # true once the CUDA context has failed
-        # The number of bytes and the stream of each call that queued copies.
+        # For each call that queued copies, the number of bytes and the stream.
         self.copies: list[tuple[int, int]] = []
         self.in_call: Callable[[], None] = lambda: None
         self.changed = threading.Condition(threading.RLock())
