@@ -356,7 +356,7 @@ def fake_cuda() -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # Pretend that triton is not installed, unless a test patches in another kernel.
+        # Pretend that triton is not installed. A test can patch in another kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 
