@@ -1,12 +1,12 @@
-"""Install the wheels of dist/ in a root that contains only Python, and test them there.
+"""Install the wheels of dist/ in a root file system with only Python, and test them there.
 
 Usage: python tests/install.py PYTHON...
 
 For each PYTHON, pip downloads the wheels' requirements, and the script makes a root with this
 Python and the system's libraries, but without a shell, compiler, network or home directory. There
 the script installs the wheels into a new environment, runs the demo, and tests the tiers "memory"
-and "file" with the conformance kit. "make dist" builds the wheels. Without root's rights, the
-kernel must allow user namespaces.
+and "file" with the conformance kit. "make dist" builds the wheels. If the user is not
+root, the kernel must allow user namespaces.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ for name in {modules}:
     if not found.is_relative_to({str(environment)!r}):
         sys.exit(f"{{name}} comes from {{found}}, not from its wheel")
 for module in pkgutil.walk_packages(kvtier_sdk.__path__, "kvtier_sdk.", lambda name: None):
-    # Triton comes with torch's builds for GPUs only.
+    # The kernel needs triton, which comes only with torch's builds for GPUs.
     if not module.name.endswith((".__main__", ".kernel", {'".worker"' if other else ""})):
         importlib.import_module(module.name)
 """

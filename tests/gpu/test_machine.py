@@ -38,7 +38,7 @@ def _describe_device(figure: Figure) -> None:
 
 
 def _batch_call() -> str:
-    # Read a private attribute, because the worker does not publish its choice.
+    # Read a private attribute, because the worker does not publish which batch call it uses.
     batch = getattr(CUDADevice(device()).driver, "_batch", None)
     return "none: run by run" if batch is None else str(batch.__name__)
 

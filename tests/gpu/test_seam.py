@@ -1,4 +1,4 @@
-"""Copies are right where neighbouring blocks lie in two pieces of registered memory.
+"""Copies are correct where neighbouring blocks lie in two pieces of registered memory.
 
 The worker merges neighbouring blocks into one copy, and may have to register memory in pieces. The
 driver treats each piece as separate memory, so one copy must not span two pieces.

@@ -162,7 +162,7 @@ def test_memory_that_torch_has_pinned_is_used_as_it_is(caplog: pytest.LogCapture
 def test_memory_beside_the_slots_can_be_copied() -> None:
     """If a shared page were registered, the driver would refuse to copy the neighbouring arrays."""
     kv = KVTensor(random_blocks(4, 4096))
-    # If the array began at a page, the worker would mistake it for a whole mapping.
+    # If the array began at a page boundary, the worker would mistake it for a whole mapping.
     whole = np.frombuffer(mapped(17, 4096).reshape(-1).data[500:], np.uint8)
     begin, end = 4 * 4096, 8 * 4096
     host = whole[begin:end].reshape(4, 4096)

@@ -32,7 +32,7 @@ def test_it_measures_tiers_and_leaves_nothing(tmp_path: Path) -> None:
     operations, tiers = ("store", "load"), ("file", "memory")
     assert cases == [(of, to, n) for n in (1, 4) for to in operations for of in tiers]
     for of in measured:
-        # For each of the two batch sizes, each of the two rounds moves a quarter of the total.
+        # Two batch sizes with two rounds each share the total of 8 MiB, so a round moves 2 MiB.
         assert of["moved_bytes"] == 2 * 2 * 2**20
         assert of["bytes_per_s"] > 1e5
         assert 0 < of["p50_s"] <= of["p99_s"] < 60

@@ -82,7 +82,7 @@ def short_checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("tier", BROKEN_TIERS, ids=lambda tier: tier.__name__)
 def test_a_broken_tier_fails_its_own_check_and_no_other(tier: type[BrokenTier]) -> None:
     own = CHECKS[tier.fails]
-    # Running all checks on all tiers takes too long, so each check meets every fourth tier.
+    # Running all checks on all tiers takes too long, so a tier gets only every fourth check.
     others = list(CHECKS.values())[BROKEN_TIERS.index(tier) % 4 :: 4]
     checks = [own, *(c for c in others if c.name not in IN_A_PROCESS and c is not own)]
     failed = {name: str(error) for name, error in outcomes_of(tier, checks).items()}

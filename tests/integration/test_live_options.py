@@ -102,7 +102,7 @@ def test_a_process_keeps_its_options_if_it_refuses_new_ones(
     spec = TierSpec.from_url(f"file://{tmp_path}/kv?runner=process&lookup_deadline=20s")
     with live([spec]) as engine:
         runner: Any = engine.manager.clients[0]._runner
-        # The engine would refuse these options before they reach the process.
+        # Bypass the engine, because it would refuse these options before they reach the process.
         runner._call_soon(runner._child.change, {"retries": 1, "capacity": "1 parsec"})
         while "its process keeps the options that it has" not in caplog.text:
             engine.step()

@@ -17,7 +17,7 @@ from support.redis_server import Server
 from support.s3_server import S3Server
 
 FILE = Path(__file__).with_name("messages.txt")
-#: An engine's starts, in order: each start's title, and the namespace facts that it changes.
+#: An engine's starts, in order. Each start has a title, and changes some namespace facts.
 STARTS: dict[str, dict[str, str]] = {
     "A healthy start in an empty place": {},
     "The next start in the same place": {},

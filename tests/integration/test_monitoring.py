@@ -99,7 +99,8 @@ def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(ALERTS)} rules found" in check_rules(path)
 
 
-#: The minute at which each alert fires, and the series that cause it, with a value per minute.
+#: For each alert, the minute at which it fires, and the series that cause the alert. Each series
+#: has a value for every minute.
 TROUBLE: dict[str, tuple[int, dict[str, str]]] = {
     "KVTierReadsSuspended": (10, {"read_breaker_open{tier='far'}": "1x60"}),
     "KVTierStoresSuspended": (10, {"store_breaker_open{tier='far'}": "1x60"}),
@@ -196,7 +197,7 @@ def test_each_expression_of_the_dashboard_has_an_answer(tmp_path: Path) -> None:
         engine.there_and_back(engine.begin("first"), *KEYS[:8])
         for panel in panels:
             for target in panel["targets"]:
-                # Nothing has failed, and this condition hides zeros.
+                # Remove the condition that hides zeros, because nothing has failed.
                 asked = target["expr"].replace("$instance", ".*").removesuffix(" > 0")
                 query = quote(re.sub(r"\$__\w+", "1m", asked))
                 seen.wait_until(

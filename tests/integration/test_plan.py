@@ -101,7 +101,7 @@ def test_its_figures_follow_from_the_flow(tmp_path: Path, trace: Path) -> None:
             years = 1000 * of["tier_bytes"] / of["written_bytes"] / 365
             assert of["life_years"] == pytest.approx(years)
         assert of["storing"] == pytest.approx(storing)
-    # Without --all, an option is shown only if no cheaper option is as fast to the first token.
+    # Without --all, an option is hidden if a cheaper option reaches the first token as fast.
     cheapest = min(options, key=lambda of: of["storing"] + of["computing"])
     best = plan(trace, "--prices", paid)
     assert best["suggested"] == cheapest

@@ -125,7 +125,7 @@ def test_no_password_is_in_anything_that_can_be_seen(
 
     for what, text in seen.items():
         assert NEEDLE not in str(text), what
-    # The search above proves nothing unless the outputs show the configuration.
+    # Check that the outputs show the configuration; otherwise the search above proves nothing.
     secret = tmp_path / "secret"
     assert f'password = "${{{VARIABLE}}}"' in seen["check"]
     assert f'password_file = "{secret}"' in seen["check"]

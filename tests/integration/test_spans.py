@@ -21,7 +21,8 @@ HEADERS = {"traceparent": f"00-{TRACE_ID:032x}-{SPAN_ID:016x}-01", "tracestate":
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    # A process can set its provider only once, and other tests run in this process.
+    # Patch a private variable, because other tests run in this process, and a process can set its
+    # provider only once.
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     return exporter
 

@@ -47,7 +47,7 @@ def test_every_public_type_is_known(tmp_path: Path) -> None:
             "--outputjson",
         ],
         cwd=tmp_path,
-        # pyright uses the packages of the first Python on the path.
+        # Put this Python first, because pyright uses the packages of the first Python on the path.
         env={**os.environ, "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,

@@ -58,7 +58,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Return a decorator that makes a bug: ``change(original, self, ...)`` replaces a method."""
+    """Return a decorator that makes ``change(original, self, ...)`` replace a method."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)

@@ -103,7 +103,7 @@ def main() -> int:
 def take_sample() -> dict[str, int]:
     children = tier_processes(os.getpid())
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    # RssShmem includes a shared host pool, which is a memfd without a name in /dev/shm.
+    # Count RssShmem, because a shared host pool is a memfd without a name in /dev/shm.
     pool_kib = int(status.partition("RssShmem:")[2].split()[0])
     left = [file.stat().st_size for file in Path("/dev/shm").glob("*kvtier*") if file.is_file()]
     return {

@@ -114,7 +114,7 @@ class FakeCUDA:
         self.captures_lost = 0  # captures that forbidden calls have broken
         self.failures: deque[Exception] = deque()
         self.is_lost = False  # true once the CUDA context has failed
-        # The number of bytes and the stream of each call that queued copies.
+        # For each call that queued copies, the number of bytes and the stream.
         self.copies: list[tuple[int, int]] = []
         self.in_call: Callable[[], None] = lambda: None
         self.changed = threading.Condition(threading.RLock())
@@ -356,7 +356,7 @@ def fake_cuda() -> Iterator[FakeCUDA]:
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "mem_get_info", runtime.memory_info)
         patch.setattr(registration_module, "_pieces", [])
-        # Pretend that triton is not installed, unless a test patches in another kernel.
+        # Pretend that triton is not installed. A test can patch in another kernel.
         patch.setattr(cuda_module, "PageKernel", without_triton)
         yield runtime
 

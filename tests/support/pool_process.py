@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count the rows that lack ``worker``'s pattern, in its own part or the part of ``part_of``."""
+    """Count the rows of ``worker``'s part, or of ``part_of``'s, that lack ``worker``'s pattern."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))

@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def exported(package: Path) -> list[str]:
-    """Return the names in ``__all__``, or without it the names that are imported as themselves."""
+    """Return ``__all__`` if it exists, and otherwise the names that are imported as themselves."""
     names: list[str] = []
     for node in ast.parse((package / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":

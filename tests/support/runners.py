@@ -191,7 +191,7 @@ class MisbehavingTier(MemoryTier):
             raise SystemExit(3)
 
         task = asyncio.ensure_future(leave())
-        # asyncio logs an exception that is never retrieved.
+        # Retrieve the exception; otherwise asyncio would log it.
         task.add_done_callback(lambda task: task.exception())
 
     def _stop_the_loop(self) -> None:

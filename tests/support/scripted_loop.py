@@ -113,7 +113,7 @@ class Slots:
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self) -> None:
-        # Pages that are never accessed take no memory.
+        # This mapping can be large, because pages that are never accessed take no memory.
         self._memory = memoryview(mmap.mmap(-1, _SLOTS * CHUNK_BYTES))
         self.region = Region.of(self._memory)
 

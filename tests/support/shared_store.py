@@ -58,7 +58,7 @@ class SharedTier(MemoryTier):
 
 
 def chunk(line: int, place: int) -> tuple[OffloadKey, bytes]:
-    """Return the key and the note of a chunk of two blocks. Two prompts share the first block."""
+    """Return a chunk's key and its note of two blocks. Lines 2n and 2n+1 share the first block."""
 
     def block(line: int, at: int) -> int:
         return random.Random(f"{line} {at}").getrandbits(64)
@@ -120,7 +120,7 @@ class Engine:
     def scan_twice(self) -> None:
         """Run until two whole scans have followed the current scan."""
         inventory = self.runner._tier_loop._inventory
-        # Count scans, because other engines advance the clock too, which delays these scans.
+        # Count scans instead of time: this engine scans late if other engines advance the clock.
         wanted = inventory._scan_number + 3
         while inventory._scan_number < wanted:
             self.run(INTERVAL_S)
@@ -135,11 +135,12 @@ class Engine:
             self.router.catch_up(_HEARTBEAT_S)
 
     def restart(self, *, in_time: bool, at_rest: bool = True) -> None:
-        """Restart the process, after an orderly end if ``in_time``. Only the store survives."""
+        """Close the client if ``in_time``, otherwise crash. Then restart with only the store."""
         if in_time:
             self.client.close()
         else:
-            # A crash loses the notes since the last scan. Chunks without notes would stay unknown.
+            # Scan before the crash, which loses the notes since the last scan. Chunks without notes
+            # would stay unknown.
             self.scan_twice() if at_rest else self.run(0.0)
             end_event_loop(self.runner._event_loop, self._clock)
         self.publisher.close()

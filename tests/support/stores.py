@@ -78,10 +78,10 @@ class Folder(Store):
         (directory / "manifest.json").write_bytes(manifest)
 
     def kill(self) -> None:
-        # A tier may be writing files in the folder.
+        # Repeat the removal, because a tier may be writing files in the folder.
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
-            # The tier would recreate a missing root.
+            # Put a file in the folder's place, because the tier would recreate a missing root.
             self._folder.touch()
 
     def _files(self) -> list[Path]:
@@ -160,7 +160,7 @@ class MemcachedStore(ServedStore):
     """A memcached, which loses its chunks when it is killed."""
 
     name = "memcached"
-    # Third-party backends run in a process by default.
+    # Use only a process, because third-party backends run in a process by default.
     runners = ("process",)
 
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
@@ -173,7 +173,7 @@ class MemcachedStore(ServedStore):
     def damage(self) -> None:
         for pieces in self._chunks().values():
             values = [self._server.ask(b"mg %b v" % name.encode())[1] for name in pieces]
-            # The first piece contains the header and the start of the payload.
+            # Damage the first piece, which contains the header and the start of the payload.
             damaged = bytearray(values[0])
             damaged[sum(map(len, values)) - self.chunk_bytes + DAMAGED_BYTE] ^= 1
             name = pieces[0].encode()
@@ -216,7 +216,7 @@ def _damage(files: Sequence[Path], chunk_bytes: int) -> None:
             (byte,) = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte ^ 1]))
-        # Damage on a disk does not change the times.
+        # Restore the times, because damage on a disk does not change them.
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

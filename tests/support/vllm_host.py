@@ -318,7 +318,7 @@ def drive(connection: socket.socket) -> None:
     commands, answers = connection.makefile("r"), connection.makefile("w")
 
     def answer(**document: Any) -> None:
-        # ``json`` cannot encode a histogram.
+        # Send a histogram's value, because ``json`` cannot encode the histogram.
         answers.write(json.dumps(document, default=lambda histogram: histogram.value) + "\n")
         answers.flush()
 

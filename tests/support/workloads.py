@@ -115,7 +115,7 @@ _PROMPTS: dict[str, Callable[[_Source], _Prompts]] = {
     "pauses": _pauses,
     "phases": _phases,
 }
-#: The sizes of a pool to try with each workload, in slots, from too small to almost sufficient.
+#: For each workload, the pool sizes to try, in slots: from too small to almost sufficient.
 WORKLOADS = {
     "chats": (300, 600, 1200),
     "loop": (300, 600, 1500),

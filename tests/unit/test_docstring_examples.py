@@ -37,7 +37,7 @@ NEED_A_SERVER = {"Connection", "ConnectionPool"}
 def run(name: str, **given: Any) -> dict[str, Any]:
     names = {**SDK, **given}
     text = IMPORTS + textwrap.dedent("\n".join(BLOCKS[name]))
-    # No Redis server runs here.
+    # Replace the URL, because no Redis server runs here.
     text = text.replace("redis://cache/0", "memory:")
     code = compile(text, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     awaited = None if name in NEED_A_SERVER else eval(code, names)

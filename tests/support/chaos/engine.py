@@ -62,7 +62,7 @@ class Engine:
                 if len(self._active) < _MOST_ACTIVE:
                     self._active.append(self._serve(next(arrivals)))
             self._step()
-        # A call that hangs can outlive its job, and keeps the slots pinned until it ends.
+        # Wait for hanging calls too. A call can outlive its job, whose slots stay pinned meanwhile.
         end_s = time.monotonic() + _PATIENCE_S
         while self._active or any(self._manager.left_over().values()):
             self._step()
@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Count from the second step's end, as the manager may query the tier only then.
-                # Count until this step's beginning, because the manager reads its clock later.
+                # The wait begins at the second step's end, as the manager may query the tier only
+                # then. It ends at this step's beginning, because the manager reads its clock later.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

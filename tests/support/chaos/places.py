@@ -1,6 +1,6 @@
 """The stores of the scenarios, with a context manager for each fault.
 
-The fault ends when its context manager exits. By then, a killed server answers again.
+After a fault's context manager exits, the fault has ended, and a killed server answers again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TMPFS_BYTES = 64 * 2**20
 # Enough inodes for the directories of a namespace and for a few hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# When the second model has this many chunks, its first request has been stored.
+# Once the second model has more chunks than this, its first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
@@ -289,7 +289,7 @@ class FilePlace(Place):
 
     @contextmanager
     def directory_removed(self) -> Iterator[None]:
-        # The tier can create files in the directory meanwhile.
+        # Ignore errors, because the tier can create files in the directory meanwhile.
         shutil.rmtree(self._root, ignore_errors=True)
         yield
 

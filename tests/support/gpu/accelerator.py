@@ -68,6 +68,6 @@ class Runtime:
         status = int(self._end_capture(stream.cuda_stream, ctypes.byref(graph)))
         if graph.value is not None:
             self._destroy_graph(graph)
-        # torch checks the last error after each kernel.
+        # Clear the last error, because torch checks it after each kernel.
         self._take()
         return status

@@ -65,6 +65,6 @@ def _content_of(key: OffloadKey, chunk_bytes: int) -> bytes:
     rng = random.Random(key)
     content = bytearray(rng.randbytes(chunk_bytes))
     rare = rng.choice((0, 5, 10, 50))
-    # The second byte of an element has the sign and most of the exponent.
+    # Only the second byte of an element compresses: it has the sign and most of the exponent.
     content[1::2] = rng.choices(range(0x3A, 0x40), (100, *[rare] * 5), k=chunk_bytes // 2)
     return bytes(content)

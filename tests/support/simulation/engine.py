@@ -53,7 +53,7 @@ class Engine:
         self.requests: list[_Request] = []
         # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
-        # The number of chunks that ended requests stored. No tier is offered these chunks.
+        # The number of chunks stored by requests that have ended. No tier is offered these chunks.
         self.kept_back = 0
         self._manager = world.manager
         self._inside = world.inside
@@ -92,7 +92,8 @@ class Engine:
 
     def end_step(self, preempted: Sequence[str] = (), *, is_calm: bool = False) -> None:
         asked = None if is_calm else self._hints.of_operator()
-        # The record cannot see a prefetch take the room of a pin.
+        # Skip a pin during prefetches, because the record does not see prefetches that take the
+        # pin's room.
         if asked is not None and asked.hint.verb is Verb.PIN and self._inside.prefetches:
             asked = None
         if asked is not None:
@@ -130,7 +131,7 @@ class Engine:
             self._finish(request, "aborted")
 
     def excuse(self, duration_s: float) -> None:
-        """Exclude a pause that the engine itself caused from the requests' waits."""
+        """Exclude a pause caused by the engine from the requests' waits."""
         for request in self.requests:
             request.waits_since_s += duration_s
 
@@ -231,7 +232,7 @@ class Engine:
             hits, pending = 0, True
         elif self._rng.random() < 0.3:
             hits, pending = self._manager.lookup_prefix(keys, request.context)
-            # The answer does not name the missing chunk.
+            # Read the misses from the manager, because the answer does not name the missing chunk.
             request_id = request.context.request_id
             self.missed |= {(request_id, key) for key in self._inside.missed(request_id)}
             self._note("lookup_prefix", request.context.request_id, keys, hits, pending)

@@ -70,7 +70,7 @@ class HintGiver:
         if kind == "unpin":
             table["pin"] = "0s"
         elif kind:
-            # With two leases, the record could not tell which one ended other leases.
+            # Add only one lease. With two, the record could not tell which one ended other leases.
             lease: dict[str, Any] = {"for": rng.choice(_DURATIONS_S)}
             if rng.random() < 0.3:
                 first = rng.randrange(TOKENS * nodes)

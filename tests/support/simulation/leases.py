@@ -36,7 +36,7 @@ class LeaseRecord:
         self._breach = world.breach
         # Leased chunks that were not readable yet. Their store or load may still fail.
         self._unborn: set[OffloadKey] = set()
-        # Chunks that an operator's purge may remove, and the step in which it begins.
+        # For each chunk that an operator's purge may remove, the step in which the purge begins.
         self.purged: dict[OffloadKey, int] = {}
         self._is_resetting = False
         self._removed: list[OffloadKey] | None = None
@@ -100,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that no more chunks could be leased to a tenant that wanted more."""
+        """Check that the manager could not lease more chunks to a tenant that wanted more."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"
@@ -131,7 +131,8 @@ class LeaseRecord:
             if len(reclaimed) > most:
                 self._breach("a tenant keeps its share", f"{tenant!r} lost {len(reclaimed)}")
             latest_s = max((self.held[key].until_s for key in reclaimed), default=0.0)
-            # A removed chunk's lease may have been reclaimed before the chunk was removed.
+            # End leases of removed chunks too, because the manager may have reclaimed them before
+            # the removal.
             self.end(its)
             for key, terms in self.held.items():
                 is_due = terms.tenant == tenant and terms.until_s < latest_s

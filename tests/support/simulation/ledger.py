@@ -84,7 +84,7 @@ class Ledger:
         self._lingering: dict[int, Job] = {}
         # Jobs that were pending at a reset; their lookup hits and load failures do not count.
         self._outdated: set[int] = set()
-        # The number of each chunk's loads that have failed since the last reset.
+        # For each chunk, the number of loads that have failed since the last reset.
         self._failed: Counter[OffloadKey] = Counter()
         # Loads of known chunks, started without a lookup in the tier.
         self._unasked: set[tuple[int, OffloadKey]] = set()
@@ -382,7 +382,7 @@ class WatchedRunner(InlineRunner):
         if self._event_loop.is_closed():
             return
         self._let_go()
-        # A job gets its task when it begins.
+        # Run the loop once, because a job gets its task only when it begins.
         self.run_for(0)
         while tasks := asyncio.all_tasks(self._event_loop):
             for task in tasks:

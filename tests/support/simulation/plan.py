@@ -14,7 +14,7 @@ CHUNK_BYTES = 576
 class TierPlan:
     name: str
     options: dict[str, str | int | float]  # the runner's options, as in a configuration
-    # With more chunks, the tier evicts the least recently used chunk; ``None`` means no limit.
+    # Beyond this number, the tier evicts the least recently used chunk; ``None`` means no limit.
     capacity_chunks: int | None
     padded: bool  # the tier's buffers are longer than a chunk
     latency_s: float  # the longest duration of a call without a fault

@@ -45,14 +45,14 @@ POLICIES = ("returns", "lru", "arc")
 #: After the last fault, all requests must end within this number of steps.
 _LAST_STEPS = 400
 _CALM_STEP_S = 0.02
-#: The longest stall of a tier's loop, below the 1 s after which the manager ends overdue jobs.
+#: The longest stall of a tier's loop. After 1 s, the manager would end overdue jobs.
 _LONGEST_STALL_S = 0.8
 _LONGEST_STALL_STEPS = 15
 #: The longest simulated duration of a function in a thread.
 _LONGEST_CALL_S = 0.002
 #: The duration of a lull, a pause of the engine after a step.
 _LULL_S = 1.0
-#: Enough time for each breaker to close: the longest interval between probes, and a probe.
+#: Enough time for each breaker to close: the longest interval between probes, plus one probe.
 _RECOVERY_S = 2.0
 
 
@@ -340,7 +340,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # The limits on waits assume the plan's steps, which may be shorter.
+            # Extend the limits on waits, because the plan's steps may be shorter than this step.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:
@@ -398,7 +398,7 @@ class World:
             self.engine.abort_all()
         self._play_until_idle()
         self._run_tiers(_RECOVERY_S)
-        # The manager may still have uses to report to the tiers, and reports to read.
+        # Play on, because the manager may still have to report uses, and to read tiers' reports.
         self._play_until_idle()
         self.rules.check_rest()
         for tier, loop in zip(self.inside.tiers, self.loops, strict=True):

@@ -42,7 +42,7 @@ class BrokenTier(ShelfTier):
 
     def __init_subclass__(cls, fails: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        # The only check that rejects the tier. A subclass without ``fails`` fails the same check.
+        # The only check that rejects the tier. A subclass without ``fails`` inherits the check.
         cls.fails = fails or cls.fails
 
 
@@ -295,7 +295,7 @@ class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The later of two stores finds no temporary object, and cleans up as after a failure.
+        # The later of two stores finds no temporary object, and removes the chunk's final object.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)

@@ -130,7 +130,7 @@ class Refusing(OddTier):
 
 
 class LandsLate(OddTier):
-    """Stores a chunk even if the store is cancelled, after the calls that follow."""
+    """Writes the chunk of a cancelled store 5 ms after the cancellation."""
 
     async def store_chunk(self, transfer: Transfer) -> None:
         content = b"".join(transfer.buffers)

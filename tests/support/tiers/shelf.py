@@ -197,7 +197,7 @@ class ShelfTier(ChunkTierManager):
         )
 
     def mend(self, stored: bytes) -> bytes:
-        """Restore an object that has lost its second half. This tier cannot, and always raises."""
+        """Restore an object that has lost its second half. This class always raises instead."""
         raise ChunkNotFoundError("a part is lost")
 
     async def reach(self) -> None:

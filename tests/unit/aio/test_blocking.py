@@ -147,7 +147,7 @@ async def test_a_call_may_return_just_before_its_cancellation_arrives(
     task = asyncio.create_task(run_blocking(work))
     await until(started)
     monkeypatch.setattr(loop, "call_soon_threadsafe", call_soon_and_note)
-    # In this order, the loop cancels the task, receives the call's result, and resumes the task.
+    # The loop must cancel the task before it receives the call's result and resumes the task.
     loop.call_soon(task.cancel)
     released.set()
     assert reported.wait(PATIENCE_S)
@@ -196,7 +196,7 @@ async def test_no_more_calls_than_the_limit_run_at_once(released: threading.Even
 
 async def test_an_idle_thread_is_used_again() -> None:
     threads = {await run_blocking(threading.current_thread) for _ in range(50)}
-    # A call starts a new thread if the thread of the previous call is not idle yet.
+    # Allow some threads: a call starts a new one if the previous call's thread is not idle yet.
     assert len(threads) < 25
 
 

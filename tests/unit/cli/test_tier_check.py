@@ -239,7 +239,7 @@ def test_an_interrupted_trial_does_not_wait_for_the_tier() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return await super().load(batch)
 
-    # Waiting for the load or for the close would take an hour.
+    # If the trial waited for the load or for the close, it would take an hour.
     with pytest.raises(KeyboardInterrupt):
         # The tier can log after this test, so a unique name keeps those lines out of other tests.
         trial_of(Interrupted, 3600.0, name="interrupted", on_load="hang", close_s=3600.0)

@@ -30,7 +30,7 @@ in_fixture = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory) -> ModuleType:
-    # A sanitizer needs a new build with its flags, which are in the environment.
+    # If CFLAGS is set, build anew with these flags, because a sanitizer needs them.
     if planes.coder is not None and "CFLAGS" not in os.environ:
         return planes.coder
     found = compile_extension(SOURCE, tmp_path_factory.mktemp("compiled"))
@@ -61,7 +61,7 @@ def normal(dtype: str, elements: int, seed: int = 0) -> bytes:
         return half.tobytes()
     if dtype == "float8_e5m2":
         return (half >> 8).astype(np.uint8).tobytes()
-    # The exponent's highest bit is 0 for numbers below 2.
+    # Drop the exponent's highest bit, which is 0 for numbers below 2.
     return (half >> 8 & 128 | half >> 7 & 127).astype(np.uint8).tobytes()
 
 

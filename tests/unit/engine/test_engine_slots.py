@@ -57,7 +57,7 @@ def test_a_file_that_nobody_has_open_any_more_is_not_found() -> None:
     size_bytes = SLOTS * ROW_BYTES
     fd = os.memfd_create("engine")
     os.ftruncate(fd, size_bytes)
-    # Python's mmap would keep a duplicate of the descriptor.
+    # Do not use Python's mmap, because it would keep a duplicate of the descriptor.
     libc = ctypes.CDLL(None)
     libc.mmap.argtypes = [ctypes.c_size_t] * 6
     libc.mmap.restype = ctypes.c_size_t

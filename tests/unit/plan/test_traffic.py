@@ -20,8 +20,8 @@ def test_a_flow_is_that_of_a_replay(policy: str, tier_chunks: int) -> None:
     options = {"slots": 200, "chunk_bytes": CHUNK_BYTES, "policy": policy, "tiers": [tier]}
     host, memory = replay(played, TieringConfig.from_dict(options)).tiers
     flow = Traffic(played).flow(policy, 200, tier_chunks, Window())
-    # A replay differs a little. Its tier stores and evicts the start of a prefix first. Requests
-    # overlap, so a policy learns other times.
+    # A replay differs a little, because its tier stores and evicts the start of a prefix first.
+    # The replay's requests also overlap, so its policy learns other times.
     near = {"lru": 0.002, "returns": 0.004}[policy] * flow.asked
     assert flow.asked == sum(len(request.keys) for request in played)
     assert flow.pool_hits == pytest.approx(host.hit_chunks, abs=near)
@@ -60,7 +60,7 @@ def test_without_a_tier_nothing_is_stored() -> None:
 
 
 def returning(after_s: int, until_s: int) -> Traffic:
-    """Return traffic with a new chunk each second, and each chunk again ``after_s`` later."""
+    """Return traffic that requests a new chunk each second, and repeats it ``after_s`` later."""
     numbers = [(at_s, number) for at_s in range(until_s) for number in (at_s, at_s - after_s)]
     return Traffic(
         [
@@ -75,7 +75,7 @@ def returning(after_s: int, until_s: int) -> Traffic:
 
 
 def test_a_forecast_counts_returns_that_the_window_is_almost_too_short_for() -> None:
-    # The first window sees its own chunks again only in its last fifth.
+    # In the first window, which lasts 100 s, chunks return only in the last 20 s.
     both = returning(after_s=80, until_s=200)
     size = 10_000
     forecast = both.flow("lru", size, 0, Window(0, 100, is_forecast=True))

@@ -39,7 +39,7 @@ def test_it_hits_no_less_than_lru_and_arc(name: str, slots: int) -> None:
 
 
 def sessions(count: int, seed: int) -> list[ReplayRequest]:
-    """Return the turns of sessions. A turn is its session's last with the probability 1/2."""
+    """Return the turns of sessions. With probability 1/2, a turn is the last of its session."""
     rng = random.Random(seed)
     turns = []
     for session in range(count):
@@ -115,7 +115,8 @@ def test_a_conversation_that_waited_long_is_expected_to_wait_long_again() -> Non
     for number, (name, at_s) in enumerate(sorted(turns, key=itemgetter(1))):
         policy.now_s = at_s
         turn(policy, str(number), [b"%s %d" % (name.encode(), n) for n in range(2)])
-    # Without the paces, the fast conversation would be evicted, because it has waited least.
+    # Without separate rates for each pace, the fast conversation would be evicted, because its
+    # wait so far is the shortest.
     assert policy.choose_victims(42, lambda key: True)[-2:] == [b"fast 1", b"fast 0"]
 
 
@@ -126,7 +127,7 @@ def test_rates_of_which_little_is_known_follow_their_base() -> None:
     known.note(10, 50.0, 100.0)
     base.renew()
     known.renew()
-    # The base also counts the note of ``known``; otherwise its rate would be 0.
+    # ``base`` includes the returns noted in ``known``; otherwise the rate of ``base`` would be 0.
     assert 0.03 < base.worths[10] < known.worths[10] / 3
     assert _Rates(base).worths == pytest.approx(base.worths)
 

@@ -19,7 +19,7 @@ LAYOUT = PoolLayout(8, MIB, workers=2)
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests count a fault for each page of 4 KiB."""
+    """Use no huge pages, because the tests count a fault for each page of 4 KiB."""
     monkeypatch.setattr(memory, "ask_for_huge_pages", lambda mapping: None)
 
 
@@ -138,7 +138,8 @@ V1 = {
     [
         ("0::/pod/box\n", V2, "pod"),
         ("9:cpu:/x\n4:memory:/box\n", V1, "memory/box"),
-        # In a container, /proc has the host's path, but the mount begins at the container's group.
+        # In a container, /proc shows the group's path on the host, but the top of the mount is the
+        # container's group.
         ("4:memory:/docker/1234\n", {k.replace("box/", ""): v for k, v in V1.items()}, "memory"),
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],
@@ -175,7 +176,8 @@ def test_a_failure_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> Non
     open_before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(memory, "prefault", fail)
     for make in MAKE.values():
-        # The traceback keeps all local objects alive, so garbage collection closes no descriptor.
+        # Keep the traceback, which keeps all local objects alive. Otherwise garbage collection
+        # could close descriptors.
         with pytest.raises(ConfigError, match="no") as failure:
             make()
         assert len(os.listdir("/proc/self/fd")) == open_before

@@ -179,7 +179,7 @@ async def test_a_damaged_chunk_is_found_whatever_its_length(make: Make) -> None:
         flipped = whole.copy()
         flipped[at] ^= 0x10
         damaged.append(flipped)
-    # An object as long as a plain chunk must not have a compressed chunk's header.
+    # This object is as long as a plain chunk, but has a compressed chunk's header.
     damaged.append(np.append(whole, np.zeros(engine_bytes(engine) - len(whole), np.uint8)))
     for stored in damaged:
         engine.objects[KEY] = stored

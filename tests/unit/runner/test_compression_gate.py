@@ -64,7 +64,7 @@ class Bench:
         self.loop = self.clock.new_event_loop()
 
     def run(self, operation: Operation, *chunks: float, at_once: int = 1) -> None:
-        """Transfer ``at_once`` concurrent batches for each number of chunks."""
+        """For each number of chunks, transfer ``at_once`` concurrent batches of that size."""
         self.link.calls_at_once = at_once
 
         async def call() -> None:
@@ -91,7 +91,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def batch_of(count: float) -> list[Transfer]:
-    """Return ``count`` chunks. A fraction at the end is a compressed chunk."""
+    """Return ``count`` chunks. If ``count`` has a fraction, the last chunk is compressed."""
     payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
     starts = range(0, len(payload), CHUNK_BYTES)
     parts = [payload[start : start + CHUNK_BYTES] for start in starts]

@@ -104,7 +104,8 @@ def test_hanging_deletes_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch
     loads = [rig.job(LOAD, names=job.keys) for job in stored]
     rig.submit(*loads)
     rig.run_for(1.0)
-    # A load's call ends before the chunk is verified and deleted, so two more loads begin.
+    # The first two calls end before their chunks are verified and deleted, so two more loads
+    # begin. The others wait for the hanging deletes.
     assert [operation for operation, _ in rig.tier.calls].count("load") == 4
 
 

@@ -73,7 +73,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 assert key in keys or not counts[tenant] < share < counts[other.tenant]
 
     def make_room(self, tenant: str, keys: Sequence[OffloadKey]) -> None:
-        """End the model's leases that a grant has ended; check that the grant may end them."""
+        """Remove the leases that a grant has ended; check that the grant may end them."""
         counts = Counter(terms.tenant for terms in self.held.values())
         share = self.budget // len(counts | {tenant: 1})
         lost = [key for key in self.held if key not in self.leases.held]

@@ -216,7 +216,7 @@ def test_what_waits_for_a_tier_is_bounded_by_what_it_moves_in_two_seconds(make: 
         {"store.queue_full": 19 + 6},
     )
     engine.steps(3.0)
-    # A faster tier may have a longer queue of stores.
+    # Make the tier faster, so its queue of stores may grow longer.
     pace_s = 0.01
     for start in (100, 110, 120):
         engine.store(A, *KEYS[start : start + 10])

@@ -1,4 +1,4 @@
-"""The engine's compute rate limits a lookup's time, and decides whether a load is worth it."""
+"""The engine's compute rate decides how long a lookup may take, and whether a load is worth it."""
 
 from __future__ import annotations
 

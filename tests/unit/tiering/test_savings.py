@@ -66,7 +66,7 @@ def test_a_group_with_a_window_loads_few_chunks_of_the_same_tokens() -> None:
     whole = [make_offload_key(bytes([n]) * 32, 1) for n in range(6)]
     savings.note([*window, *whole], [-1, 0, *[-1] * 2, *[0] * 4])
     savings.step_ended(0.0)
-    # 64 tokens are two chunks of one group and one of the other.
+    # 64 tokens fill two chunks of one group, and one chunk of the other group.
     assert saved([host, file]) == [(128, 0.6), (256, 1.2)]
     assert (host.hit_chunks, file.hit_chunks) == (3, 5)
 

@@ -141,7 +141,7 @@ def test_a_gathered_job_moves_the_same_bytes_as_one_that_is_copied_run_by_run(
     ("tensors", "pages", "page_bytes", "is_gathered"),
     [
         (8, 2, 8 * WORDS, True),
-        # These jobs have too few runs, too few runs per slot, or too long runs to be gathered.
+        # These jobs are not gathered: their runs are too few, too few per slot, or too long.
         (8, 1, 8 * WORDS, False),
         (3, 8, 8 * WORDS, False),
         (8, 2, 128 * 1024, False),

@@ -36,7 +36,7 @@ def layouts(draw: st.DrawFn) -> GroupLayout:
         address += stride * blocks + draw(st.sampled_from([0, 5]))
     offsets, steps = (np.cumsum(lengths) - lengths) * per_chunk, int64s(lengths)
     if draw(st.booleans()):
-        # The engine places the segments in another order, with gaps, block after block.
+        # Place each block's segments in another order, with gaps. The blocks follow each other.
         order = draw(st.permutations(range(len(lengths))))
         gap = draw(st.integers(0, 2))
         for place, segment in enumerate(order):

@@ -183,11 +183,11 @@ from kvtier_sdk import HostPool
 from kvtier_sdk.worker import KVGroup, OffloadWorker, worker as module
 from kvtier_sdk.worker.cpu import CPUDevice
 
-# atexit runs its functions in reverse order.
+# Register this function first, because atexit runs its functions in reverse order.
 atexit.register(lambda: print([t.name for t in threading.enumerate() if "dropped" in t.name]))
 gate = Gate()
 device = CPUDevice(threads=1, copy=gate)
-# An allocation this large is unmapped with its last reference.
+# Memory this large is unmapped with its last reference, so a later copy would crash.
 groups, slots = [KVGroup([one_tensor(8, 1 << 20)])], HostPool(8, 1 << 20).part(0)
 worker = OffloadWorker(groups, slots, device=device)
 worker.submit_store(1, range(8), range(8))

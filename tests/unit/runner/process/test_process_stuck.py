@@ -10,7 +10,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, ProcessStarted
 
 
 def late_job(rig: Rig, operation: Operation, *chunks: int) -> Job:
-    """Create a job whose deadline passes only on an engine's clock that is set ahead."""
+    """Create a job that expires in 600 s, or earlier if a test sets the engine's clock ahead."""
     job = rig.job(operation, *chunks)
     job.deadline_s = time.monotonic() + 600
     return job
