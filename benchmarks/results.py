@@ -127,7 +127,7 @@ def read(file: Path) -> Result:
 
 
 def _command() -> str:
-    """Return the command line without ``--json FILE`` and without the directory of a trace."""
+    """Return the command line without ``--json FILE``, and without directories of traces."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")

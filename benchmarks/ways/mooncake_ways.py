@@ -1,4 +1,4 @@
-"""The programs for Mooncake: the tier, and plain calls of Mooncake's client."""
+"""The measured programs for Mooncake: the tier, and direct calls to Mooncake's client."""
 
 from __future__ import annotations
 

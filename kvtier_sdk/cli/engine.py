@@ -215,7 +215,7 @@ def pin_command(
 def prefetch_command(socket: Socket, session: _Session, tenant: _Tenant = "") -> None:
     """Load a session's chunks from the tiers into a running engine's host pool.
 
-    Requests' own loads go first. An idle engine begins with its next step.
+    Loads for requests come first. An idle engine loads the chunks in its next step.
     """
     _give_hint(socket, verb="prefetch", session=session, tenant=tenant)
 

@@ -154,7 +154,7 @@ class EngineSlots(_Slots):
 
 
 def open_file_of(memory: Region) -> int | None:
-    """Open the file that ``memory`` maps from its start; return ``None`` if no file is found."""
+    """Open the file whose first byte is mapped at the start of ``memory``, if there is one."""
     # Search this process's open files too, because the file may be unlinked.
     mapped = _file_mapped_at(memory.address)
     if mapped is None:

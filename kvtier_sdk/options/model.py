@@ -128,10 +128,10 @@ class StrictModel(BaseModel):
     def changed(
         self, changes: Mapping[str, Any], place: Place, also_known: Iterable[str] = ()
     ) -> Self:
-        """Return a copy with ``changes`` to live options.
+        """Return a copy with ``changes`` applied.
 
-        Raise a :class:`ConfigError` at ``place`` if a value is wrong, or if an option of this model
-        or of ``also_known`` is not live.
+        Raise a :class:`ConfigError` at ``place`` if a value is wrong, or if an option to change is
+        in this model or in ``also_known``, but is not live.
         """
         known = {*self.option_names(), *also_known}
         if fixed := sorted(known & changes.keys() - self.live_options().keys()):

@@ -1,4 +1,4 @@
-"""The SDK's store policies."""
+"""The SDK's store policies, which choose when a chunk is sent to a tier."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ class TierCaller:
 
 
 def is_not_tiers(error: BaseException) -> bool:
-    """Return true for an interrupt, a generator's exit, and a cancellation of the running task."""
+    """Return true for an error that no tier caused, such as the running task's cancellation."""
     # A tier's SystemExit, or a panic in its Rust client, must not end the loop or the process.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

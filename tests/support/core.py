@@ -4,5 +4,5 @@ import pytest
 
 from kvtier_sdk.core_form import IS_COMPILED
 
-#: A compiled module has no docstrings, and ignores a test's replacements of its own methods.
+#: A compiled module has no docstrings, and calls its own methods even if a test patches them.
 pure_core_only = pytest.mark.skipif(IS_COMPILED, reason="needs the pure Python core")

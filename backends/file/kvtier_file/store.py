@@ -407,7 +407,7 @@ class ChunkStore:
         *,
         spares: int = 0,
     ) -> None:
-        """Evict chunks; move up to ``spares`` files to ``into``. The caller must hold the lock."""
+        """Evict chunks, keep ``spares`` of their files in ``into``. The caller holds the lock."""
         self._usage.budget.capacity_bytes = self._config.capacity_bytes
         victims = self._usage.victims(need_bytes, headroom_bytes, self._pins.pinned)
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:

@@ -270,7 +270,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:
-        """Free the slots of copies from before a reset. vLLM 0.33 and later call this method."""
+        """Free the slots of copies begun before a reset. vLLM 0.33 and later call this method."""
         self._manager.on_reset_flushed()
 
     @property

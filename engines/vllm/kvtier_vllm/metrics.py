@@ -112,7 +112,7 @@ def _observe(told: OffloadingConnectorStats, sample: Sample, values: Sequence[fl
     for value in values:
         told.observe_histogram(name, value, labels)
     if not values:
-        # The series must exist even without an observation.
+        # Create the series without an observation, so that dashboards show 0 and not a gap.
         told.aggregate(
             OffloadingConnectorStats(
                 data={"types": {name: "histogram"}, "data": {name: {labels: []}}}

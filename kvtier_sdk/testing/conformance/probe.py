@@ -134,8 +134,8 @@ class Probe:
     ) -> LentBuffers:
         """Create buffers for a load of the chunk ``key``; pass their ``transfer`` to the tier.
 
-        Header and payload begin ``shift_bytes`` after the start of a page. Together they have the
-        length ``object_bytes``, by default full length. ``replace`` is for a store that must
+        Header and payload begin ``shift_bytes`` after the start of a page. Together they are
+        ``object_bytes`` long, by default the full length. Set ``replace`` for a store that must
         replace the chunk.
         """
         return LentBuffers(
@@ -198,7 +198,7 @@ class Probe:
         return kept
 
     async def get(self, key: OffloadKey, **lent_as: Any) -> bytes | TierError:
-        """Load ``key``; return its content or the error. ``lent_as`` is as in :meth:`full`."""
+        """Load ``key``; return its content or the error. ``lent_as`` goes to :meth:`empty`."""
         lent = self.empty(key, **lent_as)
         (verdict,) = await self.load([lent])
         return lent.content if verdict is None else verdict
