@@ -141,7 +141,7 @@ def verdicts_are_matched_off_by_one(
     original(self, pending, bit, [*verdicts[1:], verdicts[0]])
 
 
-@bug("a load rests on an answer", seed=55)
+@bug("a load rests on an answer", seed=364)
 def answers_of_before_a_reset_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LookupTable, "forget", lambda self: None)
     patch.setattr(RequestState, "forget_answers", lambda self: None)

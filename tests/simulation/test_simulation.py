@@ -12,8 +12,8 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: Start at 100, because none of the seeds 0 to 59 loads a chunk while a tier is unreachable.
-FIRST_SEED, SEEDS = 100, 60
+#: Start at 160, because few seeds load a chunk while a tier is unreachable: five of these 60.
+FIRST_SEED, SEEDS = 160, 60
 TESTS = Path(__file__).parents[1]
 
 #: Events that a short run must contain, grouped by their first words.
