@@ -34,9 +34,9 @@ from kvtier_sdk.options.place import Place as Place
 from kvtier_sdk.options.place import nearest as nearest
 from kvtier_sdk.options.secrets import url_without_password as url_without_password
 from kvtier_sdk.options.units import parse_bytes as parse_bytes
+from kvtier_sdk.pool import PoolMemory as PoolMemory
 from kvtier_sdk.pool.layout import ROW_ALIGNMENT as ROW_ALIGNMENT
 from kvtier_sdk.pool.pool_file import PoolFile as PoolFile
-from kvtier_sdk.runner import PoolMemory as PoolMemory
 from kvtier_sdk.runner.factory import wants_process as wants_process
 from kvtier_sdk.tiering.hint_executor import OperatorHint as OperatorHint
 from kvtier_sdk.tiering.manager import TieringManager as TieringManager

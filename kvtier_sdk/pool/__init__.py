@@ -2,3 +2,4 @@
 
 from kvtier_sdk.pool.host_pool import HostPool as HostPool
 from kvtier_sdk.pool.layout import PoolLayout as PoolLayout
+from kvtier_sdk.pool.layout import PoolMemory as PoolMemory
