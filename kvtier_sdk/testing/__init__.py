@@ -4,6 +4,7 @@
 when they are first used. All other names work without these packages.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvtier_sdk.testing.conformance.probe import Probe as Probe
@@ -38,8 +39,6 @@ _NEEDS_EXTRA = {
 def __getattr__(name: str) -> Any:
     if name not in _NEEDS_EXTRA:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     try:
         return getattr(import_module(_NEEDS_EXTRA[name]), name)
     except ModuleNotFoundError as error:

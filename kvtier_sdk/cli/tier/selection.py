@@ -103,7 +103,7 @@ class Faults:
         # Errors by tier, and the reasons for skipping tiers. A single tier is never skipped.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
-        self._is_one_of_several = len(target.tiers) > 1
+        self._is_one_of_several = len(target.config.tiers) > 1
         self._advice: dict[str, str] = {}
 
     @contextmanager
