@@ -94,7 +94,6 @@ app.command("replay")(replay_command)
 app.command("plan")(plan_command)
 app.command("bench")(bench_command)
 
-
 #: The error for wrong arguments, found by name, because newer releases of typer bundle click.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
