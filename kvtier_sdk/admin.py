@@ -28,7 +28,6 @@ _PEER = struct.Struct("3i")
 
 _log = logging.getLogger("kvtier.admin")
 
-
 #: A function that answers a request; the second argument describes the caller in words.
 Answer = Callable[[Mapping[str, Any], str], Mapping[str, Any]]
 

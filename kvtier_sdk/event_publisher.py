@@ -37,7 +37,6 @@ _END = (-1).to_bytes(8, "big", signed=True)
 _log = logging.getLogger("kvtier.events")
 _encode = msgspec.msgpack.Encoder().encode
 
-
 _Event: TypeAlias = dict[str, Any]
 
 

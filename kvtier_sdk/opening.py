@@ -18,10 +18,9 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.operator.services import OperatorServices
 from kvtier_sdk.operator.start_log import log_start
 from kvtier_sdk.options.units import format_bytes
-from kvtier_sdk.pool import HostPool, PoolLayout
+from kvtier_sdk.pool import HostPool, PoolLayout, PoolMemory
 from kvtier_sdk.pool.limits import total_memory_bytes
 from kvtier_sdk.registry import load_policy
-from kvtier_sdk.runner import PoolMemory
 from kvtier_sdk.runner.factory import make_runner, wants_process
 from kvtier_sdk.runner.jobs import Job, JobResult
 from kvtier_sdk.tiering.manager import TieringManager

@@ -44,7 +44,6 @@ _PUBLISHED = {
 
 T = TypeVar("T")
 
-
 # Methods that must be coroutine functions, if a tier's class defines them.
 _METHODS = (
     *("open", "lookup", "store", "load", "close", "delete", "touch", "usage"),

@@ -16,12 +16,10 @@ from kvtier_sdk.cli.backends import backends_command
 from kvtier_sdk.cli.bench import bench_command
 from kvtier_sdk.cli.check import check_command
 from kvtier_sdk.cli.conformance import conformance_command
-from kvtier_sdk.cli.events import events_command
 from kvtier_sdk.cli.metrics import metrics_app
 from kvtier_sdk.cli.new_backend import new_backend_command
 from kvtier_sdk.cli.plan.command import plan_command
 from kvtier_sdk.cli.replay.command import replay_command
-from kvtier_sdk.cli.set import set_command
 from kvtier_sdk.cli.targets import installed_engines
 from kvtier_sdk.cli.terminal import TerminalFormatter, say
 from kvtier_sdk.cli.tier.copy import copy_command
@@ -81,8 +79,8 @@ tier_app.command("verify")(verify_command)
 tier_app.command("copy")(copy_command)
 app.add_typer(tier_app, name="tier")
 app.command("top")(top_command)
-app.command("events")(events_command)
-app.command("set")(set_command)
+app.command("events")(engine.events_command)
+app.command("set")(engine.set_command)
 app.command("drain")(engine.drain_command)
 app.command("resume")(engine.resume_command)
 app.command("pin")(engine.pin_command)
@@ -95,7 +93,6 @@ app.command("conformance")(conformance_command)
 app.command("replay")(replay_command)
 app.command("plan")(plan_command)
 app.command("bench")(bench_command)
-
 
 #: The error for wrong arguments, found by name, because newer releases of typer bundle click.
 _WrongUsage: Any = next(

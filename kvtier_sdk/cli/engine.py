@@ -1,4 +1,4 @@
-"""Commands for a running engine's admin socket: drain, resume, pin, prefetch and forget."""
+"""Commands for one engine: events, set, drain, resume, pin, prefetch and forget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import socket as sockets
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +17,15 @@ import typer
 
 from kvtier_sdk.admin import server_of
 from kvtier_sdk.aio.clock import SystemClock
-from kvtier_sdk.cli.terminal import read_flag, say
-from kvtier_sdk.config.tiering_config import TieringConfig, place_of_socket
+from kvtier_sdk.cli.backends import written_default
+from kvtier_sdk.cli.option_table import OptionInfo, describe_options
+from kvtier_sdk.cli.terminal import print_columns, read_flag, read_settings, say
+from kvtier_sdk.config.tiering_config import PoolOptions, TieringConfig, place_of_socket
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.events import PRIMARY
+from kvtier_sdk.operator.history import history_beside, read_events
 from kvtier_sdk.options.place import one_line
+from kvtier_sdk.options.tier import BoundedTierConfig, RunnerOptions
 from kvtier_sdk.options.units import parse_seconds
 
 _MOST_ANSWER_BYTES = 16 * 1024 * 1024
@@ -158,6 +166,83 @@ def _looks() -> Iterator[float]:
     while True:
         wait(_LOOK_S)
         yield clock.now_s() - began_s
+
+
+def events_command(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOCKET|FILE",
+            parser=place_of_socket,
+            help="The engine's admin socket, even if the engine has ended; or the file beside it.",
+        ),
+    ],
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="How far to look back, such as 1h or 2d.")
+    ] = "1h",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each event as a line of JSON.")
+    ] = False,
+) -> None:
+    """Show what has happened in an engine: outages, lost chunks, drains, purges, restarts."""
+    since_s = read_flag("--since", parse_seconds, since)
+    path = source if source.is_file() else history_beside(source)
+    try:
+        events = list(read_events(path, SystemClock().wall_s() - since_s))
+    except OSError as error:
+        raise ConfigError(f"no history of an engine: {path}: {error.strerror}") from None
+    for event in events:
+        if as_json:
+            print(json.dumps(event))
+        else:
+            say(f"{datetime.fromtimestamp(event['time']):%Y-%m-%d %H:%M:%S}  {event['text']}")
+    if not events and not as_json:
+        say(f"nothing has happened in the last {since}")
+
+
+@cache
+def _live_options() -> dict[str, OptionInfo]:
+    models = RunnerOptions, BoundedTierConfig, PoolOptions
+    described = [option for model in models for option in describe_options(model)]
+    return {option.name: option for option in described if option.is_live}
+
+
+def in_words(option: str, value: Any) -> str:
+    known = _live_options().get(option)
+    return str(value) if known is None else written_default(replace(known, default=value))
+
+
+def set_command(
+    socket: Socket,
+    tier: Annotated[
+        str, typer.Argument(metavar="TIER", help=f"The tier's name; '{PRIMARY}' is the host pool.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OPTION=VALUE...",
+            help="As in the configuration, such as capacity=200GiB or load_deadline=2s; 'none' "
+            "takes a limit away. All are changed, or none. Without any, the values are shown; "
+            "'kvtier backends' calls live what may change.",
+        ),
+    ] = None,
+) -> None:
+    """Change options of a running engine, until it restarts.
+
+    The engine's log and 'kvtier events' record each change and its author.
+    """
+    given = read_settings(settings or ())
+    changes = {option: None if value == "none" else value for option, value in given.items()}
+    answer = ask_engine(socket, command="set", tier=tier, options=changes)
+    options = answer["options"]
+    rows = []
+    for option in changes or options:
+        configured, value = options[option]
+        note = "" if configured == value else f"configured: {in_words(option, configured)}"
+        rows.append([option, in_words(option, value), note])
+    print_columns(rows)
+    if any(configured != value for configured, value in options.values()):
+        say("A restart returns to the configuration: write there what should stay.")
 
 
 def drain_command(

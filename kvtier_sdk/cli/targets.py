@@ -43,20 +43,17 @@ class Target:
     engine: EngineTools | None = None
 
     @property
-    def tiers(self) -> tuple[TierSpec, ...]:
-        return self.config.tiers
-
-    @property
     def only_tier(self) -> TierSpec:
         """The target's only tier; raises :class:`ConfigError` unless there is exactly one."""
-        if len(self.tiers) == 1:
-            return self.tiers[0]
-        if not self.tiers:
+        tiers = self.config.tiers
+        if len(tiers) == 1:
+            return tiers[0]
+        if not tiers:
             raise ConfigError(f"{self.name}: it has no tier")
-        names = ", ".join(repr(spec.name) for spec in self.tiers)
+        names = ", ".join(repr(spec.name) for spec in tiers)
         raise ConfigError(
-            f"{self.name}: it has {len(self.tiers)} tiers, {names}; name one, as in "
-            f"'{self.name}#{self.tiers[0].name}'"
+            f"{self.name}: it has {len(tiers)} tiers, {names}; name one, as in "
+            f"'{self.name}#{tiers[0].name}'"
         )
 
 

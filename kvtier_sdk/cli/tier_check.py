@@ -50,7 +50,6 @@ _INTERRUPTED_S = 0.5
 #: A pattern for the frames of a traceback, without the error after the frames.
 _FRAMES = re.compile(r":?\n+( *)Traceback \(most recent call last\):\n(?:\1  .*\n)+\1")
 
-
 _UNEXPECTED = {
     Verdict.OK: "the chunk is there, although it was removed",
     Verdict.NOT_FOUND: "the chunk is not there, although it was stored",

@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvtier_sdk.cli.engine import Socket, ask_engine, wait
-from kvtier_sdk.cli.set import in_words
+from kvtier_sdk.cli.engine import Socket, ask_engine, in_words, wait
 from kvtier_sdk.cli.terminal import read_flag, share
 from kvtier_sdk.options.place import one_line
 from kvtier_sdk.options.units import format_bytes, format_seconds, parse_seconds

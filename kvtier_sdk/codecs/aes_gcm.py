@@ -48,10 +48,7 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 
 
 class AESGCMCodec(ChunkCodec):
-    """The codec ``aes-gcm:FILE``, which seals with the file's first key and opens with any key.
-
-    The constructor reads the file once. The id of a key reveals nothing about the key.
-    """
+    """The codec ``aes-gcm:FILE``, which seals with the file's first key and opens with any key."""
 
     envelope_bytes = _TAG_AT + _TAG_BYTES
 

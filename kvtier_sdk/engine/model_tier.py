@@ -17,7 +17,7 @@ from kvtier_sdk.events import Announce
 from kvtier_sdk.metrics import TierStats
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.opening import BlockingTier, open_tier
-from kvtier_sdk.runner import PoolMemory
+from kvtier_sdk.pool import PoolMemory
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener

@@ -7,8 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,13 @@ class OperatorServices:
     ) -> None:
         self._config = config
         self._clock = clock
-        self._control: _ManagerControl | None = None
+        self._manager: TieringManager  # set by :meth:`attend`, before any request arrives
+        self._fingerprints: Set[str] = frozenset()
+        self._is_serving = False
+        self._started_s = 0.0
+        self._purge: Purge | None = None
+        self._hints: dict[int, OperatorHint] = {}
+        self._numbers = count(1)
         self.recorder: TraceRecorder | None = None
         self._history: EventHistory | None = None
         self.publisher: EventPublisher | None = None
@@ -80,13 +85,11 @@ class OperatorServices:
         """Serve an open manager, whose tiers' namespaces have these fingerprints."""
         if self._history is not None:
             self._history.attend(manager)
-        if self._control is not None:
-            self._control.manager, self._control.fingerprints = manager, fingerprints
+        self._manager, self._fingerprints = manager, fingerprints
+        if self._is_serving:
             return
-        control = self._control = _ManagerControl(
-            self._config, manager, fingerprints, self._clock, self._clock.now_s(), self.recorder
-        )
-        serving = _serving(self._config, lambda: control.manager.samples(), control.answer)
+        self._is_serving, self._started_s = True, self._clock.now_s()
+        serving = _serving(self._config, lambda: self._manager.samples(), self._answer)
         path = self._stack.enter_context(serving)
         if path is not None:
             _log.info("admin socket: %s", path)
@@ -95,48 +98,9 @@ class OperatorServices:
         """End all services; a second call does nothing."""
         self._stack.close()
 
+    # --- admin requests, answered without waiting for the engine's thread -----------------------
 
-def check_services(config: TieringConfig) -> None:
-    """Open and close the services of ``config``, to find errors before the engine loads a model.
-
-    Raises:
-        ConfigError: a port or socket is not available; the message names the process that uses it.
-    """
-    with _serving(config, list, lambda request, caller: {}):
-        pass
-
-
-@contextmanager
-def _serving(
-    config: TieringConfig, samples: Callable[[], Iterable[Sample]], answer: Answer
-) -> Iterator[Path | None]:
-    """Serve metrics and admin requests if configured; yield the admin socket's path or ``None``."""
-    path = None
-    with ExitStack() as stack:
-        if (port := config.metrics_port) is not None:
-            stack.enter_context(serve_metrics(samples, port=port, host=config.metrics_host))
-        if config.admin_socket is not None:
-            place = Path(config.admin_socket)
-            make_directory(place)
-            path = stack.enter_context(AdminSocket(place, answer)).path
-        yield path
-
-
-@dataclass
-class _ManagerControl:
-    """Answers admin requests without waiting for the engine's thread."""
-
-    _config: TieringConfig
-    manager: TieringManager
-    fingerprints: Set[str]
-    _clock: Clock
-    _started_s: float
-    _recorder: TraceRecorder | None
-    _purge: Purge | None = None
-    _hints: dict[int, OperatorHint] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=partial(count, 1))
-
-    def answer(self, request: Mapping[str, Any], caller: str) -> dict[str, Any]:
+    def _answer(self, request: Mapping[str, Any], caller: str) -> dict[str, Any]:
         command = str(request.get("command"))
         if command == "status":
             return self._status()
@@ -149,7 +113,7 @@ class _ManagerControl:
         if command not in _COMMANDS:
             return {"error": f"no command {command!r}; {nearest(command, _COMMANDS, 'allowed')}"}
         name = str(request.get("tier"))
-        clients = {client.spec.name: client for client in self.manager.clients}
+        clients = {client.spec.name: client for client in self._manager.clients}
         if command == "set" and name in (PRIMARY, *clients):
             return self._set(clients.get(name), request.get("options"), caller)
         if name not in clients:
@@ -169,7 +133,7 @@ class _ManagerControl:
         if client is not None:
             if isinstance(changed.config, BoundedTierConfig):
                 changed.config.check_capacity(sum(changed.object_lengths(client.chunk_bytes)))
-            tiers = [changed if one is client else one.spec for one in self.manager.clients]
+            tiers = [changed if one is client else one.spec for one in self._manager.clients]
             read_tiers(Place("engine").at("tiers").entries(tiers))
         for name, (was, now) in options.set_live(changed).items():
             text = "%s: %s was %s and is %s now, set by %s"
@@ -177,23 +141,23 @@ class _ManagerControl:
         if client is not None:
             client.options_changed()
         else:
-            share = changed.hint_share(self.manager.stats[0].capacity_bytes or 0)
-            self.manager.limit_hints(share, changed.hint_duration_s)
+            share = changed.hint_share(self._manager.stats[0].capacity_bytes or 0)
+            self._manager.limit_hints(share, changed.hint_duration_s)
         return {"options": options.live_values()}
 
     def _begin_purge(self, fingerprints: object, caller: str) -> dict[str, Any]:
         is_meant = isinstance(fingerprints, list) and any(
-            str(one) in self.fingerprints for one in fingerprints
+            str(one) in self._fingerprints for one in fingerprints
         )
         if is_meant:
-            self._purge = self.manager.purge_pool()
+            self._purge = self._manager.purge_pool()
             _log.warning("the host pool is emptied by %s", caller)
         return self._status() | {"is_meant": is_meant}
 
     def _losses(self, client: TierClient, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return why the tier lacks each absent key; ``None`` for keys of another namespace."""
         keys = map(bytes.fromhex, request.get("keys", ()))
-        is_ours = request.get("namespace") in self.fingerprints
+        is_ours = request.get("namespace") in self._fingerprints
         return {"losses": [client.losses.find(key) if is_ours else None for key in keys]}
 
     def _give_hint(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +173,7 @@ class _ManagerControl:
         number = next(self._numbers)
         asked = self._hints[number] = OperatorHint(Hint(verb, duration_s), *names)
         self._hints.pop(number - _MOST_HINTS, None)
-        self.manager.give_hint(asked)
+        self._manager.give_hint(asked)
         return {"number": number}
 
     def _receipt(self, number: object) -> dict[str, Any]:
@@ -220,17 +184,17 @@ class _ManagerControl:
         return {
             "outcome": None if found is None else found.outcome.value,
             "text": None if found is None else str(found),
-            "idle_s": max(0.0, self._clock.now_s() - self.manager.last_step_s),
+            "idle_s": max(0.0, self._clock.now_s() - self._manager.last_step_s),
         }
 
     def _status(self) -> dict[str, Any]:
-        manager, now_s = self.manager, self._clock.now_s()
+        manager, now_s = self._manager, self._clock.now_s()
         trace = purge = None
-        if self._recorder is not None:
+        if self.recorder is not None:
             trace = {
-                "file": str(self._recorder.path),
-                "written_requests": self._recorder.written,
-                "dropped_requests": self._recorder.dropped,
+                "file": str(self.recorder.path),
+                "written_requests": self.recorder.written,
+                "dropped_requests": self.recorder.dropped,
             }
         if self._purge is not None:
             left = self._purge.left
@@ -262,6 +226,32 @@ class _ManagerControl:
             "store_queue_bytes": client.store_bytes,
             "max_queue_bytes": client.spec.runner.max_queue_bytes,
         }
+
+
+def check_services(config: TieringConfig) -> None:
+    """Open and close the services of ``config``, to find errors before the engine loads a model.
+
+    Raises:
+        ConfigError: a port or socket is not available; the message names the process that uses it.
+    """
+    with _serving(config, list, lambda request, caller: {}):
+        pass
+
+
+@contextmanager
+def _serving(
+    config: TieringConfig, samples: Callable[[], Iterable[Sample]], answer: Answer
+) -> Iterator[Path | None]:
+    """Serve metrics and admin requests if configured; yield the admin socket's path or ``None``."""
+    path = None
+    with ExitStack() as stack:
+        if (port := config.metrics_port) is not None:
+            stack.enter_context(serve_metrics(samples, port=port, host=config.metrics_host))
+        if config.admin_socket is not None:
+            place = Path(config.admin_socket)
+            make_directory(place)
+            path = stack.enter_context(AdminSocket(place, answer)).path
+        yield path
 
 
 def _counters(stats: TierStats) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.secrets import url_without_password
 from kvtier_sdk.options.tier import BoundedTierConfig, ExpiringTierConfig
 from kvtier_sdk.options.units import format_bytes, format_seconds
-from kvtier_sdk.runner import PoolMemory, ProcessRunner, TierRunner
+from kvtier_sdk.pool import PoolMemory
+from kvtier_sdk.runner import ProcessRunner, TierRunner
 
 _log = logging.getLogger("kvtier")
 

@@ -19,11 +19,8 @@ _Order = OrderedDict[OffloadKey, None]
 class ARCPolicy(EvictionPolicy):
     """Balances recency against frequency, with one list of chunks for each.
 
-    The policy keeps the paper's four lists, least recent first. T1 contains chunks that were seen
-    once recently, and T2 chunks that were seen at least twice. B1 and B2 contain the keys of chunks
-    evicted from T1 and T2. Chunks are evicted from T1 if T1 is longer than its target, and from T2
-    otherwise. If B1 has the key of a new chunk, T1 was too small, so T1's target grows. If B2 has
-    the key, the target shrinks.
+    Chunks are evicted from T1 if T1 is longer than its target, and from T2 otherwise. If B1 has a
+    new chunk's key, T1 was too small, so T1's target grows. If B2 has the key, the target shrinks.
 
     If T1 is exactly as long as its target, the paper's choice depends on the new chunk. This policy
     does not know the new chunk yet, so it evicts from T2. A promoted chunk is inserted and then
@@ -32,10 +29,10 @@ class ARCPolicy(EvictionPolicy):
 
     def __init__(self) -> None:
         self._slots = 0
-        self._once: _Order = OrderedDict()  # T1
-        self._again: _Order = OrderedDict()  # T2
-        self._once_ghosts: _Order = OrderedDict()  # B1
-        self._again_ghosts: _Order = OrderedDict()  # B2
+        self._once: _Order = OrderedDict()  # T1: seen once recently, least recent first
+        self._again: _Order = OrderedDict()  # T2: seen at least twice
+        self._once_ghosts: _Order = OrderedDict()  # B1: evicted from T1
+        self._again_ghosts: _Order = OrderedDict()  # B2: evicted from T2
         self._target = 0.0  # the paper's p: the number of slots that T1 should have
 
     def open(self, slots: int) -> None:

@@ -22,7 +22,7 @@ _ENDS = (*_BEGINS[1:], inf)
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)  # the fewest uses in each class; more than 16 count as 16
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-_GHOSTS = 6  # the most evicted chunks to remember, per slot
+_GHOSTS = 6  # the most evicted chunks to remember, per slot; a slot takes 1 to 2 KB in all
 # Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
 # without any actual return are evicted first.
 _ASSUMED = 0.1
@@ -60,8 +60,6 @@ class ReturnsPolicy(EvictionPolicy):
 
     If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
     replaces the ``stop``. So the policy learns how reliable the predictions are.
-
-    The policy remembers six evicted chunks per slot. It needs 1 to 2 KB per slot, plus the keys.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,14 @@
-"""The layout of a host pool, and the file header that stores the layout."""
+"""The layout of a host pool, the file header that stores it, and the slots' memory."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvtier_sdk.chunk_header import round_up
 from kvtier_sdk.errors import ConfigError
+from kvtier_sdk.types import Region
 
 #: Rows begin at multiples of this many bytes, as direct I/O requires.
 ROW_ALIGNMENT = 4096
@@ -109,3 +111,34 @@ class PoolLayout:
                 "version of kvtier-sdk in all processes of a replica"
             )
         return cls(slots, part_bytes, workers, bool(replicated))
+
+
+class PoolMemory(Protocol):
+    """The slots' memory, as a tier's runner needs it: a host pool's or an engine's own."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Length of a slot's payload, in bytes."""
+
+    @property
+    def region(self) -> Region:
+        """The memory of all slots with their padding, as mapped in this process."""
+
+    def padded_view(self, slot: int, alignment: int) -> memoryview:
+        """Return a slot's payload, extended to a multiple of ``alignment``, a power of two."""
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+
+    @property
+    def layout(self) -> PoolLayout:
+        """Offsets and lengths of the slots in the mapping."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True if another process can map the memory."""
+
+    @property
+    def fd(self) -> int:
+        """The shared memory's file descriptor, which stays open until the pool is closed."""

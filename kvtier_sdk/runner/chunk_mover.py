@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtier_sdk.chunk_header import ChunkHeader
 from kvtier_sdk.errors import ChunkAuthError, ChunkNotFoundError, CorruptChunkError, TierError
-from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.pool import PoolMemory
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.compression import ChunkCompressor

@@ -7,7 +7,8 @@ from typing import Any
 from kvtier_sdk.aio.clock import Clock
 from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import ConfigError
-from kvtier_sdk.runner import PoolMemory, ProcessRunner, ThreadRunner
+from kvtier_sdk.pool import PoolMemory
+from kvtier_sdk.runner import ProcessRunner, ThreadRunner
 from kvtier_sdk.runner.log import TierLog
 from kvtier_sdk.runner.process.bootstrap import fault_of
 from kvtier_sdk.types import Locality, Medium

@@ -228,7 +228,3 @@ def batches_of(keys: Sequence[OffloadKey], most: int) -> list[Sequence[int]]:
         for indices in rounds
         for start in range(0, len(indices), most)
     ]
-
-
-def failure_counts(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    return Counter(verdict.value for verdict in verdicts if verdict is not Verdict.OK)

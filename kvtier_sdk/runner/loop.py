@@ -26,9 +26,8 @@ from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
 from kvtier_sdk.pool import HostPool
-from kvtier_sdk.pool.layout import ROW_ALIGNMENT
+from kvtier_sdk.pool.layout import ROW_ALIGNMENT, PoolMemory
 from kvtier_sdk.registry import load_codec
-from kvtier_sdk.runner.base import PoolMemory
 from kvtier_sdk.runner.breaker import Breaker, Direction, Outcome, outcome_of
 from kvtier_sdk.runner.buffers import BufferArena
 from kvtier_sdk.runner.calls import TierCaller

@@ -12,7 +12,7 @@ from kvtier_sdk.config.tier_spec import TierSpec
 from kvtier_sdk.errors import TierTimeoutError
 from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
-from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.pool import PoolMemory
 from kvtier_sdk.runner.calls import TierCaller
 from kvtier_sdk.runner.jobs import (
     Job,

@@ -6,14 +6,13 @@ import contextlib
 import socket
 import struct
 import threading
-from typing import Self
 
 _PIECE_BYTES = 1 << 16
 # With this socket option, closing a socket resets its connection.
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class TcpProxy:
+class TcpProxy(contextlib.AbstractContextManager["TcpProxy"]):
     """A TCP proxy on a free loopback port, in front of a store at ``host`` and ``port``.
 
     Its threads pass bytes on until :meth:`cut` simulates an outage or :meth:`freeze` a hang. Any
@@ -65,9 +64,6 @@ class TcpProxy:
         self._listener.close()
         self.cut()
         self.unfreeze()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -15,8 +15,9 @@ from kvtier_sdk.events import ChunkNote, OffloadingEvent
 from kvtier_sdk.hints import Receipt
 from kvtier_sdk.metrics import PoolUsage, Sample, TierStats, metric_samples
 from kvtier_sdk.namespace import Namespace
+from kvtier_sdk.pool import PoolMemory
 from kvtier_sdk.registry import load_store_policy
-from kvtier_sdk.runner import PoolMemory, TierRunner
+from kvtier_sdk.runner import TierRunner
 from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.tiering.cascade import Cascade, ManagedTier
 from kvtier_sdk.tiering.hint_executor import HintExecutor, OperatorHint

@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import RequestState, SlotState
 from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
-_WINDOW: Final = 64  # the most chunks that a prefetch loads at once
+_WINDOW: Final = 64  # the most chunks to load at once, for which another request may have to wait
 _MOST_WAITING: Final = 256  # the most prefetches that wait
 _LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
 _WINDOW_S: Final = 0.1  # and earlier by this time for each window
@@ -41,10 +41,7 @@ class Prefetch:
 
 @dataclass(eq=False)
 class Prefetcher:
-    """Loads one window of chunks at a time, and only while no other loads are queued.
-
-    A request therefore waits for at most one window of chunks that it does not need.
-    """
+    """Loads one window of chunks at a time, and only while no other loads are queued."""
 
     _search: TierSearch
     # Leases loaded chunks, and returns the number of leases. A missing lease ends the prefetch.

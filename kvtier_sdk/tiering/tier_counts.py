@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from kvtier_sdk.metrics import TierStats
@@ -18,7 +19,6 @@ from kvtier_sdk.runner.jobs import (
     RunnerStopped,
     UsageChanged,
     Verdict,
-    failure_counts,
 )
 
 _WHAT = {
@@ -51,9 +51,9 @@ def count_result(stats: TierStats, job: Job, result: JobResult, now_s: float) ->
         stats.job_chunks[operation.value].observe(len(verdicts))
     # A failed touch is not counted, because it loses no chunk.
     if succeeded + absent < len(verdicts) and operation is not Operation.TOUCH:
-        for reason, count in failure_counts(verdicts).items():
-            if not (absent and reason == Verdict.NOT_FOUND.value):
-                stats.failures[f"{operation.value}.{reason}"] += count
+        for verdict, count in Counter(verdicts).items():
+            if verdict is not Verdict.OK and not (absent and verdict is Verdict.NOT_FOUND):
+                stats.failures[f"{operation.value}.{verdict.value}"] += count
     if result.retries:
         stats.retries[operation.value] += result.retries
     if result.error is not None:

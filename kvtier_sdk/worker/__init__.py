@@ -7,7 +7,8 @@ try:
 except ImportError as error:
     raise ConfigError("kvtier_sdk.worker needs torch: pip install 'kvtier-sdk[torch]'") from error
 
-from kvtier_sdk.worker.geometry import DeviceBlocks, KVGroup, KVTensor
-from kvtier_sdk.worker.worker import CopyResult, OffloadWorker
-
-__all__ = ["CopyResult", "DeviceBlocks", "KVGroup", "KVTensor", "OffloadWorker"]
+from kvtier_sdk.worker.geometry import DeviceBlocks as DeviceBlocks
+from kvtier_sdk.worker.geometry import KVGroup as KVGroup
+from kvtier_sdk.worker.geometry import KVTensor as KVTensor
+from kvtier_sdk.worker.worker import CopyResult as CopyResult
+from kvtier_sdk.worker.worker import OffloadWorker as OffloadWorker

@@ -39,11 +39,7 @@ _Piece: TypeAlias = CopyPlan | StagedPiece
 
 
 class CUDADevice(Device):
-    """A device for one accelerator.
-
-    Stores, loads and expedited loads each have a lane with a separate stream, so that no kind waits
-    for another. A :class:`Gatherer` copies jobs of many short runs.
-    """
+    """A device for one accelerator, with a separate stream for each kind of job."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

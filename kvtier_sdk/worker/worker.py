@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import weakref
@@ -71,7 +72,7 @@ class _Job:
         return CopyResult(self.job_id, self.operation, success, self.size_bytes, duration_s, error)
 
 
-class OffloadWorker:
+class OffloadWorker(contextlib.AbstractContextManager["OffloadWorker"]):
     """A worker that copies blocks to slots and back, in the background.
 
     A job has ended once ``get_finished`` has reported it or a ``wait`` for it has returned. After
@@ -218,9 +219,6 @@ class OffloadWorker:
         self._device.close()
         # Detaching the finalizer also drops the finalizer's references to the memory.
         self._drop.detach()
-
-    def __enter__(self) -> OffloadWorker:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.shutdown()

@@ -10,7 +10,8 @@ from types import ModuleType
 def exported(package: Path) -> list[str]:
     """Return ``__all__`` if it exists, and otherwise the names that are imported as themselves."""
     names: list[str] = []
-    for node in ast.parse((package / "__init__.py").read_text()).body:
+    # Walk the whole module, because names that need an extra are imported under TYPE_CHECKING.
+    for node in ast.walk(ast.parse((package / "__init__.py").read_text())):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
         if isinstance(node, ast.ImportFrom):

@@ -105,10 +105,7 @@ class Work(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A host pool, with or without a tier behind it. Costs are per month, other figures per day.
-
-    ``requests`` counts a store's billed requests: stores, loads, and lookups of absent chunks.
-    """
+    """A host pool, with or without a tier behind it. Costs are per month, other figures per day."""
 
     pool_bytes: int
     tier: str
@@ -121,7 +118,7 @@ class Option(NamedTuple):
     first_token_s: float
     written_bytes: float
     life_years: float | None
-    requests: float | None
+    requests: float | None  # billed by the store: stores, loads, and lookups of absent chunks
     storing: float
     computing: float
 

@@ -38,14 +38,13 @@ class Window(NamedTuple):
 class Flow(NamedTuple):
     """Numbers of chunks in a span of time. In a forecast, the numbers are expected values.
 
-    A chunk is a hit if it and all earlier chunks of its request are present. ``stored`` counts the
-    chunks that the tier gets.
+    A chunk is a hit if it and all earlier chunks of its request are present.
     """
 
     asked: float
     pool_hits: float
     tier_hits: float
-    stored: float
+    stored: float  # chunks that the tier gets
 
     @property
     def hit_rate(self) -> float:

@@ -39,7 +39,7 @@ def du_command(
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     faults = Faults(target)
     shown: list[dict[str, Any]] = []
-    for spec in target.tiers:
+    for spec in target.config.tiers:
         with faults.of(spec):
             found: list[Contents] = []
             for one in Selection().of(spec, timeout_s):

@@ -98,21 +98,21 @@ def explain_command(
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection, faults = Selection.read(namespace), Faults(target)
     held: dict[str, list[Contents]] = {}
-    for spec in target.tiers:
+    for spec in target.config.tiers:
         if Capability.NAMESPACES in spec.tier_class.capabilities:
             with faults.of(spec):
                 held[spec.name] = [
                     Contents.of(spec, one, timeout_s) for one in stored_namespaces(spec, timeout_s)
                 ]
     if selection.given is None and not held and faults.by_tier:
-        faults.show(*target.tiers)
+        faults.show(*target.config.tiers)
         faults.end()
     meant = _meant(selection, [one for found in held.values() for one in found])
     groups = [keys] if keys else []
     if prompt is not None:
         groups += prompt_keys(prompt, meant.facts, salt)
     answers = []
-    for spec in target.tiers:
+    for spec in target.config.tiers:
         if spec.name not in faults.by_tier:
             with faults.of(spec):
                 answers.append(_ask(spec, meant, held.get(spec.name), groups, timeout_s))
@@ -121,7 +121,7 @@ def explain_command(
         print(json.dumps(_as_json(meant, answers, groups, faults)))
     else:
         _show(meant, answers, groups, [] if prompt is None else meant.tokens_per_chunk)
-        faults.show(*target.tiers)
+        faults.show(*target.config.tiers)
     faults.end()
 
 

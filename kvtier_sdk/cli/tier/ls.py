@@ -43,7 +43,7 @@ def ls_command(
     now_s = SystemClock().wall_s()
     faults = Faults(target)
     listed: list[dict[str, Any]] = []
-    for spec in target.tiers:
+    for spec in target.config.tiers:
         found: list[Contents] = []
         with faults.of(spec):
             for one in selection.of(spec, timeout_s):
@@ -59,7 +59,7 @@ def ls_command(
             }
         )
         if not as_json:
-            if len(target.tiers) > 1:
+            if len(target.config.tiers) > 1:
                 say(f"tier {spec.name!r}")
             if found or spec.name not in faults.by_tier | faults.notes:
                 _show(found, now_s, show_empty=show_empty)

@@ -67,7 +67,7 @@ def rm_command(
     faults = Faults(target)
     found: list[_Victims] = []
     meant: set[str] = set()
-    for spec in target.tiers:
+    for spec in target.config.tiers:
         with faults.of(spec):
             for one in selection.of(spec, timeout_s):
                 meant.add(one.fingerprint)
@@ -92,7 +92,7 @@ def rm_command(
     else:
         say(f"{sum(victims.deleted for victims in found):,} chunks deleted")
         say(*(tell_purge(target.config, purged) if in_pools else ()))
-        faults.show(*target.tiers)
+        faults.show(*target.config.tiers)
     faults.end()
 
 

@@ -103,7 +103,7 @@ class Faults:
         # ``by_tier`` has the errors, and ``notes`` the reasons for skipping one of several tiers.
         self.by_tier: dict[str, str] = {}
         self.notes: dict[str, str] = {}
-        self._is_one_of_several = len(target.tiers) > 1
+        self._is_one_of_several = len(target.config.tiers) > 1
         self._advice: dict[str, str] = {}
 
     @contextmanager

@@ -64,7 +64,7 @@ def verify_command(
     selection, pace = Selection.read(namespace, model), Pace(rate)
     faults = Faults(target)
     found: list[_Verified] = []
-    for spec in target.tiers:
+    for spec in target.config.tiers:
         with faults.of(spec):
             for one in selection.of(spec, timeout_s):
                 verified = _Verified(spec, one)

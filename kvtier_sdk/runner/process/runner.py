@@ -17,7 +17,7 @@ from kvtier_sdk.events import Announce
 from kvtier_sdk.namespace import Namespace
 from kvtier_sdk.options.model import secrets_of
 from kvtier_sdk.options.units import format_seconds
-from kvtier_sdk.runner.base import PoolMemory
+from kvtier_sdk.pool import PoolMemory
 from kvtier_sdk.runner.breaker import Backoff
 from kvtier_sdk.runner.jobs import (
     Job,

@@ -36,7 +36,7 @@ def test_a_url_may_be_longer_than_a_files_name() -> None:
 def test_a_configuration_is_all_its_tiers(kv: str) -> None:
     target = read_target(kv)
     assert (target.is_url, target.engine, target.config.slots) == (False, None, 8)
-    assert [spec.name for spec in target.tiers] == ["near", "redis"]
+    assert [spec.name for spec in target.config.tiers] == ["near", "redis"]
 
 
 def test_a_name_behind_a_hash_is_one_of_them(kv: str) -> None:
@@ -57,7 +57,7 @@ def test_an_unknown_name_says_which_there_are(kv: str) -> None:
 def test_a_file_whose_name_has_a_hash_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "kv#2.toml"
     path.write_text(KV)
-    assert len(read_target(str(path)).tiers) == 2
+    assert len(read_target(str(path)).config.tiers) == 2
 
 
 @pytest.mark.parametrize(
