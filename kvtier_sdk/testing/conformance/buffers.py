@@ -79,7 +79,8 @@ class LentBuffers:
         view = part.data[:size]
         view[:] = (_GUARD * (size // _GUARD_BYTES + 1))[:size]
         self._guards = [view[:header_at], view[header_end:payload_at], view[payload_end:]]
-        self.wrong_digests = wrong_digests = list[bytes]()
+        wrong_digests: list[bytes] = []
+        self.wrong_digests: list[bytes] = wrong_digests
 
         # Do not refer to self here, because a cycle would keep the memory reserved.
         def compare(_: OffloadKey, __: memoryview, data: memoryview, digest: bytes | None) -> None:
