@@ -86,7 +86,7 @@ def _turn(
 class BusyEngine:
     """A simulated engine that does the same work in each step.
 
-    Half of the work is Python code, as in a scheduler. The other half is small calls of torch,
+    Half of the work is Python code, as in a scheduler. The other half is short calls to torch,
     which release and reacquire the interpreter lock, as a kernel launch does.
     """
 

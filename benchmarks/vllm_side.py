@@ -121,7 +121,7 @@ class SteppedTier(SecondaryTierManager):
             time.sleep(0.001)
 
     def is_settled(self) -> bool:
-        """Run all waiting jobs, and return true, because no job is left."""
+        """Run all waiting jobs, so that none is left, and return true."""
         for job in self._waiting:
             self._work(job)
         self._waiting.clear()

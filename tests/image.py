@@ -2,8 +2,8 @@
 
 Usage: python tests/image.py
 
-The script needs root, and the wheels that "make dist" builds. Debian with pip, from debootstrap,
-replaces vLLM's image. The build has no network.
+The script needs root, and the wheels that "make dist" builds. The base image is a Debian
+with pip, made by debootstrap, in place of vLLM's image. The build has no network.
 """
 
 from __future__ import annotations

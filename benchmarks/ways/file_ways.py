@@ -120,7 +120,7 @@ class CompiledWay(PlainFiles):
 
 
 class FileSubject(Subject):
-    """A directory for files. The help of ``backends.py`` describes the options."""
+    """The file tier and its peers, in one directory. ``backends.py --help`` says more."""
 
     # O_DIRECT needs aligned payloads, so the header is as long as the file tier's alignment.
     header_bytes = 4096

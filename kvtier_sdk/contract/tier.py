@@ -439,8 +439,8 @@ class ChunkTierManager(SecondaryTierManager):
 
         Raises:
             ChunkNotFoundError: there is no such object.
-            CorruptChunkError: the object does not fit; :meth:`Transfer.received` raises it.
-            ChunkError: only this object cannot be read.
+            CorruptChunkError: the object's length is wrong; :meth:`Transfer.received` raises it.
+            ChunkError: this object cannot be read, but others may be.
             TierError: the object cannot be read for another reason.
         """
 

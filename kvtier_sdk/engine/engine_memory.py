@@ -174,7 +174,7 @@ def open_file_of(memory: Region) -> int | None:
 
 
 def _file_mapped_at(address: int) -> tuple[tuple[int, int], str] | None:
-    """Return the (device, inode) and the path of the shared file whose start is at ``address``."""
+    """Return the (device, inode) and path of the shared file that begins at ``address``."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             place, permissions, offset, device, inode, *path = line.rstrip("\n").split(None, 5)

@@ -70,7 +70,7 @@ class PoolLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Distance between slots. The default is ``chunk_bytes`` rounded up to 4,096-byte units."""
+        """Distance between slots; by default ``chunk_bytes`` rounded up to a multiple of 4,096."""
         return self.stride_bytes or round_up(self.chunk_bytes, ROW_ALIGNMENT)
 
     @property
@@ -87,7 +87,7 @@ class PoolLayout:
             )
 
     def part_offset(self, worker: int) -> int:
-        """Return the offset of a worker's part in a row, after :meth:`check_worker`."""
+        """Check ``worker``, and return the offset of its part in a row."""
         self.check_worker(worker)
         return 0 if self.replicated else worker * round_up(self.part_bytes, PART_ALIGNMENT)
 

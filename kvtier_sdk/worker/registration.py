@@ -106,7 +106,7 @@ def _register(begin: int, end: int, host: HostLayout, driver: CUDADriver) -> _Pi
         size = format_bytes(end - begin)
         if not host.has_own_pages and (begin < host.address or host.end < end):
             # Do not register a part of another owner's memory. The driver refuses copies of a range
-            # that is only partly registered, so that owner's copies would fail.
+            # that is only partly registered, and the other owner's copies would fail.
             raise RefusedError(
                 f"{size} of host memory cannot be registered, because it may share a page with "
                 "other memory; use a HostPool, a mapping or pinned memory"

@@ -30,7 +30,7 @@ _STORED_NS = 1_000_000
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
-#: loads. With a minimum gap between uses instead, constant use would never raise the count.
+#: loads. If instead a use counted only after a pause, constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 

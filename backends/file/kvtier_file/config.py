@@ -44,8 +44,8 @@ class FileTierConfig(BoundedTierConfig):
             the page cache, ``"auto"`` bypasses the page cache where that works.
         permissions: ``"strict"`` refuses a root that another user owns or may write to, ``"warn"``
             uses the root and logs a warning.
-        fsync: true to make stored chunks survive a power failure; if false, they survive only the
-            end of the process.
+        fsync: true to make stored chunks survive a power failure; if false, they survive a crash
+            of the process, but not always a crash of the machine.
     """
 
     root: Annotated[Path, BeforeValidator(_absolute)]

@@ -21,7 +21,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors")
 #: Files that training leaves beside the weights. vLLM does not load them.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 
-#: Number and size of the samples that are read from a weights file, at equal distances. They
+#: Number and size of the evenly spaced samples that are read from a weights file. They
 #: suffice to detect retrained weights, and reading them is far faster than reading the file.
 _PIECES, _PIECE_BYTES = 64, 4096
 

@@ -43,7 +43,7 @@ def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "repla
 
 
 def _limits(config: BoundedTierConfig) -> str:
-    """Return the options that make a tier evict other namespaces' chunks, as text."""
+    """Return the names of the options that make a tier evict other namespaces' chunks."""
     given = {"capacity": config.capacity_bytes, "ttl": config.ttl_s, "max_age": config.max_age_s}
     return " and ".join(f"'{name}'" for name, value in given.items() if value is not None)
 

@@ -29,8 +29,8 @@ def du_command(
 ) -> None:
     """Show how full tiers are, and which models use the space.
 
-    For compressed chunks, the output also has their length when loaded, and the ratio. Nothing is
-    changed, and engines that use the tiers are not disturbed. For example
+    For compressed chunks, the output also shows their uncompressed length, and the ratio. The
+    command changes nothing, and does not disturb engines that use the tiers. For example
 
         kvtier tier du kv.toml
 

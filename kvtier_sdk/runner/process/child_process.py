@@ -189,7 +189,7 @@ class ChildProcess:
         self._control.send(data, self._event_loop)
 
     def let_go(self) -> None:
-        """Close the control socket once the process is gone. A second call does nothing."""
+        """Close the control socket of a process that has ended. A second call does nothing."""
         if self._control.fileno() >= 0:
             self._event_loop.remove_reader(self._control)
             self._event_loop.remove_writer(self._control)

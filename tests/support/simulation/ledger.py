@@ -28,7 +28,7 @@ from kvtier_sdk.types import OffloadKey
 from support.inline_runner import InlineRunner
 from support.simulation.breach import short
 
-#: Tolerance when two moments of the virtual clock should be equal.
+#: Tolerance when two times of the virtual clock are compared.
 ROUNDING_S = 1e-6
 #: Fraction of the polls that also return a second result of a job that has ended.
 _LATE_RATE = 0.02

@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
 #: Chunks per prompt. One prompt fits into the quarter of the pool's 64 slots that hints may use.
 CHUNKS = 10
-#: The prompts of a flood: enough to fill the pool twice and the device many times.
+#: Number of prompts in a flood: enough to fill the pool twice and the device many times.
 FLOOD = 13
 
 
