@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -116,7 +117,8 @@ def _moved(options: Mapping[str, str], address: str, proxy: str) -> dict[str, st
     """Replace the store's address in the options by the proxy's address."""
     moved = dict(options)
     for old, new in ((address, proxy), (quote(address, ""), quote(proxy, ""))):
-        moved = {name: value.replace(old, new) for name, value in moved.items()}
+        whole = re.compile(rf"(?<![\w.-]){re.escape(old)}(?!\d)")
+        moved = {name: whole.sub(new, value) for name, value in moved.items()}
     if moved == dict(options):
         raise ConfigError(f"--outages: no option contains the address {address}")
     return moved

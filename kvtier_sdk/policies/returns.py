@@ -33,7 +33,7 @@ _UNKNOWN, _SLOWEST = -1, 5
 _TRUST = 15
 # To save time, a bucket is checked for older groups only at intervals of its width times _LATE.
 _LATE = 1 / 8
-_NEWS = 1 / 12  # rates are recomputed once new events exceed this fraction of earlier events
+_NEWS = 1 / 16  # rates are recomputed once new events exceed this fraction of earlier events
 # After every _TURNS requests, all earlier events lose a hundredth of their weight.
 _TURNS = 64
 _MEMORY = 0.99

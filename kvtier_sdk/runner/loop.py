@@ -146,7 +146,11 @@ class TierLoop:
         memories = memory, segment, headers, sealed, compressed, probes
         namespace = spec.namespace_of(namespace, chunk_bytes)
         header = ChunkHeader(
-            namespace.fingerprint, chunk_bytes, alignment, verify=spec.verify, sealed=bool(codec)
+            namespace.fingerprint,
+            chunk_bytes,
+            alignment,
+            verify=spec.verify,
+            sealed=codec is not None,
         )
         context = TierContext(
             name=spec.name,

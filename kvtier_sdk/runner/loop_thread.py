@@ -251,6 +251,8 @@ class TierRunner(ABC):
                 self._opening.cancel()
                 await asyncio.wait([self._opening])
             await self._close(timeout_s)
+        except Exception:
+            self._log.exception("closing the tier failed")
         finally:
             self._closed.set()
             asyncio.get_running_loop().stop()

@@ -33,7 +33,7 @@ class TcpProxy(contextlib.AbstractContextManager["TcpProxy"]):
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
-        self._is_cut = False
+        self._is_cut = self._is_closed = False
         self._sockets: set[socket.socket] = set()
         self._is_thawed = threading.Event()
         self._is_thawed.set()
@@ -60,6 +60,7 @@ class TcpProxy(contextlib.AbstractContextManager["TcpProxy"]):
 
     def close(self) -> None:
         """End the proxy and its connections; a second call does nothing."""
+        self._is_closed = True
         _end(self._listener)
         self._listener.close()
         self.cut()
@@ -69,8 +70,8 @@ class TcpProxy(contextlib.AbstractContextManager["TcpProxy"]):
         self.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the listener is closed
-            while True:
+        while not self._is_closed:
+            with contextlib.suppress(OSError):  # the client has gone, or the listener is closed
                 client, _ = self._listener.accept()
                 threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 

@@ -11,6 +11,7 @@ from kvtier_sdk.runner.jobs import Job, Operation, Verdict
 from kvtier_sdk.types import OffloadKey
 
 _PLACES = 2**17  # the most chunks to remember per tier; at 8 bytes each, the table takes 1 MiB
+_NOTHING: array[int] = array("q", bytes(8 * _PLACES))  # shared by all tables without a chunk
 _MOST_LOSSES = 2**15  # in a generation of losses; two generations take at most 10 MiB
 #: The reason reported for an unknown loss, with the time at which the record begins.
 NO_RECORD: Final = "no_record_since"
@@ -95,7 +96,7 @@ class KnownChunks:
                 self._hashes[hashed % _PLACES] = 0
 
     def clear(self) -> None:
-        self._hashes: array[int] = array("q", bytes(8 * _PLACES))
+        self._hashes = _NOTHING
 
     def purge(self, newest_job: int) -> None:
         """Forget all chunks, and ignore the results of jobs up to ``newest_job``."""
@@ -104,6 +105,8 @@ class KnownChunks:
 
     def found(self, job: Job, keys: Iterable[OffloadKey]) -> None:
         if job.job_id > self._newest_purged:
+            if self._hashes is _NOTHING:
+                self._hashes = array("q", _NOTHING)
             for key in keys:
                 hashed = hash(key)
                 self._hashes[hashed % _PLACES] = hashed

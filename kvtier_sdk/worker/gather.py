@@ -197,8 +197,12 @@ class StagedPiece:
         part = next(self._staging.parts)
         store = operation is Operation.STORE
         first, last = self.ends(operation, copies)
+
+        def copy() -> None:
+            # A store computes the runs here, while the kernel is running.
+            enqueue(self._runs(part), operation, copies)
+
         launch = partial(self._launch, part, gather=store)
-        copy = partial(enqueue, self._runs(part), operation, copies)
         begin, end = (launch, copy) if store else (copy, launch)
         if part.free is not None:
             first.wait_event(part.free)

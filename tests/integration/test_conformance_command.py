@@ -115,6 +115,8 @@ def test_outages_are_checked_through_a_proxy(tmp_path: Path) -> None:
         ("6379", "write the store's HOST:PORT"),
         ("cache:redis", "write the store's HOST:PORT"),
         ("other:6379", "no option contains the address other:6379"),
+        ("cache:637", "no option contains the address cache:637"),
+        ("ache:6379", "no option contains the address ache:6379"),
     ],
 )
 def test_an_address_that_no_proxy_can_replace_is_refused(address: str, message: str) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from kvtier_sdk import CorruptChunkError
 
@@ -39,18 +40,19 @@ def take_over(fd: int, size_bytes: int) -> bool:
 
 
 def write_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    _transfer(os.pwritev, fd, buffers, OSError(errno.EIO, os.strerror(errno.EIO)))
+    _transfer(os.pwritev, fd, buffers, partial(OSError, errno.EIO, os.strerror(errno.EIO)))
 
 
 def read_buffers(fd: int, buffers: Iterable[memoryview]) -> None:
-    _transfer(os.preadv, fd, buffers, CorruptChunkError("the file was truncated during the read"))
+    failure = partial(CorruptChunkError, "the file was truncated during the read")
+    _transfer(os.preadv, fd, buffers, failure)
 
 
 def _transfer(
     move: Callable[[int, Sequence[memoryview], int], int],
     fd: int,
     buffers: Iterable[memoryview],
-    failure: Exception,
+    failure: Callable[[], Exception],
 ) -> None:
     """Repeat ``move`` until all buffers are transferred; raise ``failure`` if it moves nothing."""
     rest = [buffer for buffer in buffers if len(buffer)]
@@ -65,7 +67,7 @@ def _transfer(
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
         if moved_bytes == 0:
-            raise failure
+            raise failure()
         offset += moved_bytes
         while rest and moved_bytes >= len(rest[0]):
             moved_bytes -= len(rest.pop(0))

@@ -50,9 +50,13 @@ class Root:
 
     def open(self, *, create: bool = True) -> None:
         self.is_closing = False
-        if create and not os.path.exists(self._config.root):
+        try:
+            self._fd = self.directories.open_root(self._config.root)
+        except FileNotFoundError:
+            if not create:
+                raise
             os.makedirs(self._config.root, 0o700, exist_ok=True)
-        self._fd = self.directories.open_root(self._config.root)
+            self._fd = self.directories.open_root(self._config.root)
         # Refuse untrusted directories now, before the engine starts.
         for name in (self._fingerprint, SHARED):
             with suppress(FileNotFoundError), ClosingFd(self.directories.open(name, self._fd)):

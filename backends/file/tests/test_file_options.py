@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from kvtier_sdk import ConfigError, TierSpec
+from kvtier_sdk import ConfigError, KVTierError, TierSpec
 
 
 def config(url: str, **options: object):
@@ -57,6 +57,13 @@ async def test_a_root_below_a_file(bench, tmp_path):
     bench.root = tmp_path / "file" / "kv"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="kv' is not writable: Not a directory; choose another"):
+        await bench.open()
+
+
+async def test_the_error_of_a_root_that_cannot_be_opened_is_kept(bench):
+    # A broken mount point is like this link: it exists, but not for stat.
+    bench.root.symlink_to(bench.root)
+    with pytest.raises(KVTierError, match="Too many levels of symbolic links"):
         await bench.open()
 
 

@@ -176,6 +176,8 @@ class Child:
                     await self._tier_loop.close()
         except TimeoutError:
             self._log.debug("the tier did not close within %g s", timeout_s)
+        except Exception:
+            self._log.exception("closing the tier failed")
         finally:
             try:
                 if error is not None:
