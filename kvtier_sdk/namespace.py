@@ -16,7 +16,7 @@ from kvtier_sdk.options.secrets import masked
 
 _FINGERPRINT_HEX = 32
 _FINGERPRINT = re.compile(rf"[0-9a-f]{{{_FINGERPRINT_HEX}}}")
-#: The maximum nesting of a manifest, because ``_is_flat`` is recursive.
+#: Limits a manifest's nesting, because ``_is_flat`` is recursive.
 _MOST_LEVELS = 32
 
 

@@ -1,4 +1,4 @@
-"""The page and the README's table, both made from the figures."""
+"""Writes the performance page and the README's table from the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file tier's limit: only its compiled part, with system calls and digests."""
+"""The file tier's best possible speed: only its compiled part runs."""
 
 from __future__ import annotations
 

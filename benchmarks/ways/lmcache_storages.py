@@ -1,4 +1,4 @@
-"""LMCache's L2 adapters and kvtier's, under an L1 made from LMCache's command-line options."""
+"""LMCache's L2 adapters and kvtier's, below an L1 that LMCache's options configure."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def sockets_of(config: TieringConfig) -> list[Path]:
 def purge_pools(
     config: TieringConfig, namespaces: Collection[str], before: Sequence[dict[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """Purge the engines' host pools; add the counts of ``before``, an earlier result."""
+    """Purge the engines' host pools. The counts include those of ``before``, an earlier purge."""
     forgotten = {one["socket"]: one.get("forgotten_chunks", 0) for one in before}
     purged = [{"socket": str(one)} | _purge_pool(one, namespaces) for one in sockets_of(config)]
     for one in purged:
@@ -160,7 +160,7 @@ def wait(duration_s: float) -> None:
 
 
 def _looks() -> Iterator[float]:
-    """Pause repeatedly, and yield the seconds since the start after each pause."""
+    """Pause repeatedly; after each pause, yield the seconds since the start."""
     clock = SystemClock()
     began_s = clock.now_s()
     while True:

@@ -95,7 +95,7 @@ class BoundedTierConfig(ExpiringTierConfig):
 
 
 class RunnerOptions(StrictModel):
-    """The options that every tier of any backend has, which control how the SDK runs the tier.
+    """The options of every tier, whatever its backend. They control how the SDK runs the tier.
 
     Attributes:
         runner: ``thread`` runs the tier in a thread of the engine's process, and ``process`` in a

@@ -104,7 +104,7 @@ def join_named(directory: Path, replica: str, layout: PoolLayout, worker: int | 
     """Open a replica's file and join it; create the file if no other process has created it."""
     digest = hashlib.blake2b(replica.encode(), digest_size=12).hexdigest()
     path = directory / f"{_PREFIX}{os.geteuid()}-{digest}"
-    # An attempt fails only if another process makes or removes the file's name meanwhile.
+    # Try again: an attempt fails only if another process creates or removes the file meanwhile.
     while True:
         sweep(directory)
         fd = _open_own(path)

@@ -138,7 +138,8 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Calls start before earlier chunks are verified, so double this. A segment needs one more.
+        # Calls start before earlier chunks are verified, so twice as many headers are in use, and
+        # one more by a segment.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None

@@ -49,8 +49,8 @@ class TieringManager:
     A step never blocks and never raises a storage error. Call all methods on the thread of the
     engine's scheduler, unless a method's description says otherwise.
 
-    The engine begins a request with ``on_new_request``. In each step, it calls ``lookup`` for the
-    request's chunks up to the first ``MISS``, until no chunk is pending. The calls
+    The engine begins a request with ``on_new_request``. In a step, it calls ``lookup`` for the
+    request's chunks up to the first ``MISS``, and again while a chunk is pending. The calls
     ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow. After
     ``on_request_finished``, only the ``complete`` calls may still come. Each step ends with
     ``on_schedule_end``. For an unknown request, lookups and ``prepare`` calls raise

@@ -63,7 +63,7 @@ def _transfer(
         except OSError as error:
             if error.errno != errno.EINVAL or not has_direct_io(fd):
                 raise
-            # O_DIRECT does not work for this file or for an unaligned rest, so switch it off.
+            # O_DIRECT does not work for this file, or for unaligned buffers, so switch it off.
             fcntl.fcntl(fd, fcntl.F_SETFL, 0)
             continue
         if moved_bytes == 0:

@@ -79,7 +79,7 @@ class UsageReplica:
         self._generation = None
 
     def take_removed(self) -> dict[OffloadKey, int]:
-        """Return this namespace's removals since the last call, with the ledger's reasons."""
+        """Return the chunks removed from this namespace since the last call, with their reasons."""
         removed, self._removed = self._removed, {}
         return removed
 

@@ -42,7 +42,7 @@ class Names:
 
     @property
     def root_pattern(self) -> bytes:
-        """A glob pattern that matches the names of all namespaces with this prefix."""
+        """A glob pattern that matches all names in all namespaces with this prefix."""
         return _all_below(self._root)
 
     def fingerprint_in(self, name: bytes) -> str | None:

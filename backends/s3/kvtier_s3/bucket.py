@@ -140,7 +140,7 @@ class Bucket:
         return found
 
     def refused(self, refusal: Refusal, *, of_object: bool = False) -> TierError:
-        """Return the error for a refusal; mark the credentials as suspect after a TierAuthError."""
+        """Return the error for a refusal; if it is a TierAuthError, suspect the credentials."""
         error = self.faults.error(refusal, of_object=of_object)
         if isinstance(error, TierAuthError):
             self._credentials.suspect()

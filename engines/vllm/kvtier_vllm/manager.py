@@ -89,7 +89,7 @@ class _Request:
     retried: OffloadKey | None = None
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
-        """Return an answer that makes vLLM postpone the request after few lookups."""
+        """Return an answer that makes vLLM postpone the request without many more lookups."""
         # After one ``RETRY`` vLLM postpones the request, whatever the later answers are. A ``MISS``
         # for the group's next chunk then ends vLLM's scan of a prefix. A ``MISS`` does not end the
         # scan of a sliding window, so a window's chunks get the two answers in turn.

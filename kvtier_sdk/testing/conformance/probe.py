@@ -319,7 +319,7 @@ class Probe:
         return [answers[index] for index in range(len(keys))]
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split the positions of ``keys`` as the SDK does. Without keys, return one empty batch."""
+        """Return the positions of ``keys`` in the SDK's batches; without keys, one empty batch."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
 
