@@ -277,8 +277,8 @@ class TierClient:
             keys: the chunks. Do not change the sequence after the call.
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
-            worth_s: seconds that the engine would need to compute the chunks. The lookup has as much
-                time, within ``lookup_deadline`` and ``max_lookup_deadline``.
+            worth_s: seconds that the engine would need to compute the chunks. The lookup has as
+                much time, within ``lookup_deadline`` and ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))
