@@ -80,6 +80,8 @@ def test_a_restarted_engine_that_only_serves_hits_knows_what_they_save(server: S
         # kvtier must write the speed while the engine runs, because vLLM may kill the engine.
         wait_until(lambda: "a chunk is computed in" in server.kvtier("events"), "it is written")
         chunk_s = metric(server.port, "kvtier_recompute_seconds")
+        told = ("misses", "stored_object_bytes")
+        wait_until(lambda: all(map(server.logged, told)), "the log tells it")
     with server.running():
         server.ask_all()
         wait_until(lambda: server.saved("tokens", "file") == TOKENS, "all tokens are saved")
