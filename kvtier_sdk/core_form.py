@@ -1,4 +1,4 @@
-"""Whether the core runs as compiled code. A wheel may compile the modules of the core."""
+"""The form of the core: compiled code if a wheel has compiled its modules, or pure Python."""
 
 #: True if this module, and with it the manager and the policies, runs as compiled code.
 IS_COMPILED = not __file__.endswith(".py")

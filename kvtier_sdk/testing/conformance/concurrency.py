@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import product
 
@@ -84,30 +84,17 @@ async def check_a_cancelled_call_ends(subject: TierSubject, probe: Probe) -> Non
 @check_opened(says=_LENT)
 async def check_a_cancelled_load_writes_nothing_more(subject: TierSubject, probe: Probe) -> None:
     """Once a cancelled load has ended, its buffers no longer change."""
-    watched = []
-    async for lent, _, ended in _cancelled(probe, "load"):
-        if not ended:
-            return
-        lent.fill(probe.content(lent.key, _FOREIGN))
-        watched.append(lent)
-    await subject.clock.sleep(subject.settle_s)
-    if any(lent.content != probe.content(lent.key, _FOREIGN) for lent in watched):
-        raise Breach("a buffer was written to after its cancelled load had ended")
+    for lent in await _overwritten_after_cancelled(probe, "load"):
+        if lent.content != probe.content(lent.key, _FOREIGN):
+            raise Breach("a buffer was written to after its cancelled load had ended")
 
 
 @check_opened(says=_LENT)
 async def check_a_cancelled_store_reads_nothing_more(subject: TierSubject, probe: Probe) -> None:
     """A change to a buffer after its cancelled store has ended is never stored."""
-    watched = []
-    async for lent, _, ended in _cancelled(probe, "store"):
-        if not ended:
-            return
-        lent.fill(probe.content(lent.key, _FOREIGN))
-        watched.append(lent.key)
-    await subject.clock.sleep(subject.settle_s)
-    for key in watched:
-        found = await probe.get(key)
-        if isinstance(found, bytes) and _holds_some(found, probe.content(key, _FOREIGN)):
+    for lent in await _overwritten_after_cancelled(probe, "store"):
+        found = await probe.get(lent.key)
+        if isinstance(found, bytes) and _holds_some(found, probe.content(lent.key, _FOREIGN)):
             raise Breach("bytes written to a buffer after its cancelled store had ended are stored")
 
 
@@ -118,6 +105,18 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject, probe: Pr
         if not ended:
             return
         await probe.expect(lent.key, *versions, 1, may_miss=True)
+
+
+async def _overwritten_after_cancelled(probe: Probe, operation: str) -> Sequence[LentBuffers]:
+    """Overwrite the buffers of cancelled calls; return them later, or none if a call goes on."""
+    overwritten = []
+    async for lent, _, ended in _cancelled(probe, operation):
+        if not ended:
+            return []
+        lent.fill(probe.content(lent.key, _FOREIGN))
+        overwritten.append(lent)
+    await probe.subject.clock.sleep(probe.subject.settle_s)
+    return overwritten
 
 
 async def _cancelled(
