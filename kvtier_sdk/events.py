@@ -57,7 +57,7 @@ class ChunkNote(msgspec.Struct, array_like=True, omit_defaults=True):
     kind: str | None = None
 
     def encode(self) -> bytes:
-        """Return the note in MessagePack, for :func:`read_note`."""
+        """Return the note in MessagePack."""
         return msgspec.msgpack.encode(self)
 
 
