@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,6 +14,15 @@ from kvtier_file.compiled import DONE, batch_io
 Chunk: TypeAlias = tuple[str, memoryview, memoryview]
 
 _SHARD, _USED_NS, _LIFETIME = "00", 100, (2**62, 0, 0)
+
+
+@dataclass
+class _Store:
+    header: memoryview
+    payload: memoryview
+
+    def seal(self, digest: bytes) -> None:
+        """Leave the header as it is."""
 
 
 class CompiledFiles:
@@ -30,9 +40,9 @@ class CompiledFiles:
         os.close(self._temporaries)
 
     def store(self, chunks: Sequence[Chunk]) -> None:
-        batch_io.digest(len(chunks[0][2]), tuple(payload for _, _, payload in chunks))
-        files = tuple((name, False, *buffers, _USED_NS) for name, *buffers in chunks)
-        _check(batch_io.write(self._temporaries, self._flags, files))
+        digest_bytes = len(chunks[0][2])
+        files = tuple((name, False, _Store(*buffers), _USED_NS) for name, *buffers in chunks)
+        _check(batch_io.write(self._temporaries, digest_bytes, self._flags, files))
         names = tuple((name, _SHARD, name) for name, *_ in chunks)
         _check(batch_io.place(self._temporaries, self._root, False, names))
 

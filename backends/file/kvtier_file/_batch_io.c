@@ -2,7 +2,8 @@
  *
  * Python releases and reacquires the lock at each system call. A chunk needs up to eleven calls.
  * Large batches are divided among threads that end with the call. A thread digests each chunk right
- * after the read, while the bytes are still in the processor's cache.
+ * after the read or before the write, while the bytes are in the processor's cache. Only to seal a
+ * header, a thread acquires the lock.
  * This code handles only the usual cases. A file that is missing, foreign, damaged, expired or
  * refused is left unchanged and reported as not done. The Python code then handles the file and
  * reports the error.
@@ -85,6 +86,7 @@ struct file {
     int is_spare; /* the temporary file exists and is to be overwritten */
     const char *shard;
     const char *name;
+    PyObject *transfer; /* a store's transfer, whose header is sealed with the digest */
     Py_buffer header;
     Py_buffer payload;
     long long used_ns;
@@ -210,11 +212,6 @@ static bool digest_payload(const struct call *call, const struct file *file, int
     return is_good;
 }
 
-static enum outcome digest_one(const struct call *call, const struct file *file)
-{
-    return digest_payload(call, file, -1, file->payload.len) ? DONE : NOT_DONE;
-}
-
 static bool read_open(const struct call *call, const struct file *file, int fd)
 {
     struct stat status;
@@ -232,7 +229,7 @@ static bool read_open(const struct call *call, const struct file *file, int fd)
     return true;
 }
 
-static enum outcome read_one(const struct call *call, const struct file *file)
+static enum outcome read_one(const struct call *call, struct file *file)
 {
     int shard_fd = open_shard(call, file);
     if (shard_fd < 0)
@@ -260,6 +257,30 @@ static bool take_over(int fd, off_t bytes)
            && (status.st_size <= bytes || ftruncate(fd, bytes) == 0);
 }
 
+static bool get_header(struct file *file)
+{
+    PyObject *header = PyObject_GetAttrString(file->transfer, "header");
+    bool is_got = header != NULL && PyObject_GetBuffer(header, &file->header, PyBUF_SIMPLE) == 0;
+    Py_XDECREF(header);
+    return is_got;
+}
+
+/* Digest a store's payload, and let the transfer write the header. */
+static bool seal(const struct call *call, struct file *file)
+{
+    if (!digest_payload(call, file, -1, file->payload.len))
+        return false;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *sealed = PyObject_CallMethod(file->transfer, "seal", "y#", file->digest,
+                                           (Py_ssize_t)DIGEST_BYTES);
+    bool is_sealed = sealed != NULL && get_header(file);
+    if (!is_sealed)
+        PyErr_Clear();
+    Py_XDECREF(sealed);
+    PyGILState_Release(state);
+    return is_sealed;
+}
+
 static bool write_open(const struct file *file, int fd)
 {
     struct iovec vectors[2] = {{file->header.buf, (size_t)file->header.len},
@@ -274,10 +295,12 @@ static bool write_open(const struct file *file, int fd)
            && futimens(fd, (struct timespec[2]){stored, used}) == 0;
 }
 
-static enum outcome write_one(const struct call *call, const struct file *file)
+static enum outcome write_one(const struct call *call, struct file *file)
 {
     int how = file->is_spare ? O_NONBLOCK : O_CREAT | O_EXCL;
-    int fd = openat(call->temporaries_fd, file->temporary,
+    int fd = -1;
+    if (call->digest_bytes == 0 || seal(call, file))
+        fd = openat(call->temporaries_fd, file->temporary,
                     O_WRONLY | O_NOFOLLOW | O_CLOEXEC | how | call->flags, 0600);
     bool is_written = fd >= 0 && write_open(file, fd);
     if (fd >= 0 && close(fd) == 0 && is_written)
@@ -287,7 +310,7 @@ static enum outcome write_one(const struct call *call, const struct file *file)
     return NOT_DONE;
 }
 
-static enum outcome place_one(const struct call *call, const struct file *file)
+static enum outcome place_one(const struct call *call, struct file *file)
 {
     int shard_fd = open_shard(call, file);
     if (shard_fd < 0)
@@ -297,7 +320,7 @@ static enum outcome place_one(const struct call *call, const struct file *file)
     return failed ? NOT_DONE : DONE;
 }
 
-static enum outcome touch_one(const struct call *call, const struct file *file)
+static enum outcome touch_one(const struct call *call, struct file *file)
 {
     int shard_fd = open_shard(call, file);
     if (shard_fd < 0)
@@ -318,12 +341,12 @@ static enum outcome touch_one(const struct call *call, const struct file *file)
     return outcome;
 }
 
-typedef enum outcome (*operation)(const struct call *, const struct file *);
+typedef enum outcome (*operation)(const struct call *, struct file *);
 
 /* The state that the threads of one call share. */
 struct work {
     const struct call *call;
-    const struct file *files;
+    struct file *files;
     operation operate;
     Py_ssize_t count;
     _Atomic Py_ssize_t next;
@@ -380,7 +403,7 @@ static int real_flags(int directory_fd, int flags)
     return is_memory ? flags & ~O_DIRECT : flags;
 }
 
-typedef int (*parser)(PyObject *, struct file *);
+typedef int (*parser)(const struct call *, PyObject *, struct file *);
 
 /* Parse all items, and then handle the files without the lock. Return an outcome for each file, the
  * lengths of read files, and the joined digests, which are empty without a library. */
@@ -407,7 +430,7 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
         PyErr_NoMemory();
         goto end;
     }
-    while (parsed < count && parse(PyTuple_GetItem(items, parsed), &files[parsed])) {
+    while (parsed < count && parse(call, PyTuple_GetItem(items, parsed), &files[parsed])) {
         files[parsed].file_bytes = PyBytes_AsString(lengths) + parsed * sizeof(int64_t);
         files[parsed].digest = (unsigned char *)PyBytes_AsString(digests) + parsed * digest_bytes;
         parsed++;
@@ -441,29 +464,33 @@ static PyObject *item_of(PyObject *tuple, Py_ssize_t index)
     return item;
 }
 
-static int parse_digested(PyObject *item, struct file *file)
-{
-    return PyObject_GetBuffer(item, &file->payload, PyBUF_SIMPLE) == 0;
-}
-
-static int parse_read(PyObject *item, struct file *file)
+static int parse_read(const struct call *call, PyObject *item, struct file *file)
 {
     return PyArg_ParseTuple(item, "ssw*w*L", &file->shard, &file->name, &file->header,
                             &file->payload, &file->used_ns);
 }
 
-static int parse_written(PyObject *item, struct file *file)
+static int parse_written(const struct call *call, PyObject *item, struct file *file)
 {
-    return PyArg_ParseTuple(item, "spy*y*L", &file->temporary, &file->is_spare, &file->header,
-                            &file->payload, &file->used_ns);
+    PyObject *payload;
+    if (!PyArg_ParseTuple(item, "spOL", &file->temporary, &file->is_spare, &file->transfer,
+                          &file->used_ns))
+        return 0;
+    payload = PyObject_GetAttrString(file->transfer, "payload");
+    if (payload == NULL)
+        return 0;
+    int is_parsed = PyObject_GetBuffer(payload, &file->payload, PyBUF_SIMPLE) == 0
+                    && (call->digest_bytes > 0 || get_header(file));
+    Py_DECREF(payload);
+    return is_parsed;
 }
 
-static int parse_placed(PyObject *item, struct file *file)
+static int parse_placed(const struct call *call, PyObject *item, struct file *file)
 {
     return PyArg_ParseTuple(item, "sss", &file->temporary, &file->shard, &file->name);
 }
 
-static int parse_touched(PyObject *item, struct file *file)
+static int parse_touched(const struct call *call, PyObject *item, struct file *file)
 {
     return PyArg_ParseTuple(item, "ssL", &file->shard, &file->name, &file->used_ns);
 }
@@ -495,19 +522,19 @@ static PyObject *py_use_digests(PyObject *module, PyObject *arguments)
 
 static PyObject *py_digest(PyObject *module, PyObject *arguments)
 {
+    unsigned char digest[DIGEST_BYTES];
     struct call call = {0};
-    PyObject *payloads;
-    if (!PyArg_ParseTuple(arguments, "nO!", &call.digest_bytes, &PyTuple_Type, &payloads))
+    struct file file = {.digest = digest};
+    if (!has_digests) {
+        PyErr_SetString(PyExc_ValueError, "no library is loaded");
         return NULL;
-    PyObject *result = run(&call, payloads, parse_digested, digest_one);
-    if (result != NULL) {
-        PyObject *outcomes = PyTuple_GetItem(result, 0);
-        if (memchr(PyBytes_AsString(outcomes), NOT_DONE, (size_t)PyBytes_Size(outcomes))) {
-            Py_DECREF(result);
-            return PyErr_NoMemory();
-        }
     }
-    return item_of(result, 2);
+    if (!PyArg_ParseTuple(arguments, "y*", &file.payload))
+        return NULL;
+    call.digest_bytes = PY_SSIZE_T_MAX;
+    bool is_good = digest_payload(&call, &file, -1, file.payload.len);
+    PyBuffer_Release(&file.payload);
+    return is_good ? PyBytes_FromStringAndSize((char *)digest, DIGEST_BYTES) : PyErr_NoMemory();
 }
 
 static PyObject *py_read(PyObject *module, PyObject *arguments)
@@ -526,8 +553,8 @@ static PyObject *py_write(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
     PyObject *items;
-    if (!PyArg_ParseTuple(arguments, "iiO!", &call.temporaries_fd, &call.flags, &PyTuple_Type,
-                          &items))
+    if (!PyArg_ParseTuple(arguments, "iniO!", &call.temporaries_fd, &call.digest_bytes,
+                          &call.flags, &PyTuple_Type, &items))
         return NULL;
     call.flags = real_flags(call.temporaries_fd, call.flags);
     return item_of(run(&call, items, parse_written, write_one), 0);

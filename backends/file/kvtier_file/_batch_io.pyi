@@ -9,14 +9,13 @@ file in a shard that other users could change.
 is a :class:`~kvtier_file.chunks.Lifetime`.
 """
 
+from kvtier_sdk import Transfer
+
 def use_digests(library: str, /) -> bool:
     """Load xxh3-128 from a shared library; return false if the library lacks the function."""
 
-def digest(digest_bytes: int, payloads: tuple[memoryview, ...], /) -> bytes:
-    """Digest the first ``digest_bytes`` of each payload, or all of a shorter payload.
-
-    Return the joined digests, 16 bytes each. The result is empty if no library is loaded.
-    """
+def digest(payload: bytes, /) -> bytes:
+    """Return a payload's digest. Raise ``ValueError`` if no library is loaded."""
 
 def read(
     namespace_fd: int,
@@ -37,14 +36,16 @@ def read(
 
 def write(
     temporaries_fd: int,
+    digest_bytes: int,
     direct: int,
-    files: tuple[tuple[str, bool, memoryview, memoryview, int], ...],
+    files: tuple[tuple[str, bool, Transfer, int], ...],
     /,
 ) -> bytes:
     """Write new files, or overwrite spares of any length; remove unusable spares.
 
     A spare is the file of an evicted chunk. The tuple of a file has its name, a flag that is true
-    for a spare, its header, payload and ``used_ns``.
+    for a spare, its transfer and ``used_ns``. The transfer's header is sealed with the digest of
+    the payload's first ``digest_bytes`` bytes.
     """
 
 def place(

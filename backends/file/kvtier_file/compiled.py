@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 
 import xxhash
 
-from kvtier_sdk import Transfer
-
-__all__ = ["ABSENT", "DONE", "NOT_DONE", "batch_io", "seal", "split"]
+__all__ = ["ABSENT", "DONE", "NOT_DONE", "batch_io", "split"]
 
 try:
     from kvtier_file import _batch_io as batch_io
@@ -29,10 +26,9 @@ def find_digests(part: ModuleType) -> bool:
     # system's library too.
     extension = sys.modules.get(xxhash.xxh3_128_digest.__module__)
     for library in (str(getattr(extension, "__file__", None)), "libxxhash.so.0"):
-        if part.use_digests(library):
-            digest = part.digest(len(sample), (memoryview(sample),))
-            if digest == xxhash.xxh3_128_digest(sample):
-                return True
+        expected = xxhash.xxh3_128_digest(sample)
+        if part.use_digests(library) and part.digest(sample) == expected:
+            return True
     part.use_digests("/")  # clear the function, because no library gave the right digest
     return False
 
@@ -44,12 +40,3 @@ if batch_io is not None:
 def split(digests: bytes, count: int) -> list[bytes | None]:
     """Split joined digests; return ``None`` for each chunk without a digest."""
     return [digests[at : at + 16] or None for at in range(0, count * 16, 16)]
-
-
-def seal(batch: Sequence[Transfer], digest_bytes: int) -> None:
-    """Compute digests in the compiled part, if there is one, and seal the chunks' headers."""
-    if digest_bytes and batch_io is not None:
-        payloads = tuple(transfer.payload for transfer in batch)
-        digests = batch_io.digest(digest_bytes, payloads)
-        for transfer, digest in zip(batch, split(digests, len(batch)), strict=True):
-            transfer.seal(digest)

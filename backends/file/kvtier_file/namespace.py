@@ -123,13 +123,13 @@ class NamespaceDirectory:
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 
     def write_batch(
-        self, batch: Sequence[Transfer], times_ns: Sequence[int]
+        self, batch: Sequence[Transfer], times_ns: Sequence[int], digest_bytes: int
     ) -> Sequence[str | None]:
         """Write a batch; return each temporary file's name, or ``None`` for an unwritten chunk."""
         try:
             for store in batch:
                 self._make_shard(store.key)
-            return self.temporaries.write_batch(batch, times_ns, direct=self._direct)
+            return self.temporaries.write_batch(batch, times_ns, digest_bytes, direct=self._direct)
         except OSError:
             return [None] * len(batch)
 

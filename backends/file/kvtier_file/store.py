@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from kvtier_file import compiled
 from kvtier_file.chunks import ChunkId, RecencyClock, StoredChunk
 from kvtier_file.compiled import DONE, NOT_DONE
 from kvtier_file.config import FileTierConfig
@@ -271,10 +270,8 @@ class ChunkStore:
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
             }
             stores = [missing[key] for key in reserved]
-            compiled.seal(stores, self._digest_bytes)
-            temporaries = directory.write_batch(
-                stores, [chunk.used_ns for chunk in chunks.values()]
-            )
+            stored_ns = [chunk.used_ns for chunk in chunks.values()]
+            temporaries = directory.write_batch(stores, stored_ns, self._digest_bytes)
             written = {
                 key: (temporary, chunks[key])
                 for key, temporary in zip(reserved, temporaries, strict=True)

@@ -83,16 +83,17 @@ class Temporaries:
         return name
 
     def write_batch(
-        self, batch: Sequence[Transfer], times_ns: Sequence[int], *, direct: bool
+        self, batch: Sequence[Transfer], times_ns: Sequence[int], digest_bytes: int, *, direct: bool
     ) -> Sequence[str | None]:
         # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
         files = tuple(
-            (*self._take_name(), store.header, store.payload, used_ns)
+            (*self._take_name(), store, used_ns)
             for store, used_ns in zip(batch, times_ns, strict=True)
         )
-        outcomes = compiled.batch_io.write(self.open(), os.O_DIRECT if direct else 0, files)
+        flags = os.O_DIRECT if direct else 0
+        outcomes = compiled.batch_io.write(self.open(), digest_bytes, flags, files)
         return [
             name if outcome == DONE else None
             for (name, *_), outcome in zip(files, outcomes, strict=True)
