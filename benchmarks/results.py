@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import random
 import re
 import shlex
 import statistics
@@ -92,10 +93,13 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Rotate the ways, so that each round begins with a different way."""
-    ways = list(ways)
-    start = number % len(ways)
-    return ways[start:] + ways[:start]
+    """Return a round's order: each round begins with another way, and the rest is in random order.
+
+    A way pays for what its predecessor left in memory, so the predecessor must change too.
+    """
+    rest = list(ways)
+    first = rest.pop(number % len(rest))
+    return [first, *random.Random(number).sample(rest, len(rest))]
 
 
 def figure(value: float) -> str:

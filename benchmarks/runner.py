@@ -54,7 +54,7 @@ class Benchmark:
         *,
         warm_up: bool = False,
     ) -> None:
-        """Measure each program once per round, in rotating order, and print the figures.
+        """Measure each program once per round, in changing order, and print the figures.
 
         Args:
             group: subject of the measurement.
