@@ -37,17 +37,17 @@ def main() -> None:
         engine = import_module(f"ways.{options.engine}_storages")
         for group, storages in engine.storages(folder, options.mib << 20, stack).items():
             turns = {
-                way: partial(_turn, storage, folder / group / way, options.mib)
+                way: partial(_turn, storage, folder, f"{group}/{way}", options.mib)
                 for way, storage in storages.items()
             }
             bench.measure(group, turns, warm_up=True)
     bench.finish()
 
 
-def _turn(storage: Storage, folder: Path, mib: int, number: int) -> Iterator[Sample]:
+def _turn(storage: Storage, base: Path, place: str, mib: int, number: int) -> Iterator[Sample]:
     stored = storage.fill()
     # A virtual machine's host takes free pages back, and a first write to such a page takes 10 us.
-    with tempfile.TemporaryFile(dir=folder.parent) as file:
+    with tempfile.TemporaryFile(dir=base) as file:
         for _ in range(mib):
             file.write(bytes(2 << 20))
     yield from _cost("store", mib, lambda: storage.store(number + 1))
@@ -56,7 +56,7 @@ def _turn(storage: Storage, folder: Path, mib: int, number: int) -> Iterator[Sam
     yield from _cost("load", mib, lambda: storage.load(number + 1))
     must_be_equal(storage.holds(stored))
     storage.clear()
-    for path in folder.rglob("*"):
+    for path in (base / place).rglob("*"):
         if path.is_file() and path.stat().st_size >= storage.object_bytes:
             path.unlink()
     os.sync()
