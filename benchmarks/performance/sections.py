@@ -487,12 +487,10 @@ def _engine_section(
     return Section(
         name,
         title,
-        f"{question} In each round another one begins and the rest follow in random order, with "
-        "new random bytes, all of which are compared; after each turn the files of every one are "
-        "unlinked alike, and what is dirty is written back. Before each store a file of twice the "
-        "batch is written and removed, for the host of a virtual machine takes free pages back and "
-        "gives each anew in 10 us. kvtier makes and checks digests of every byte, and the others "
-        "do not.",
+        f"{question} The order is random, and each round has new bytes, all of which are compared; "
+        "after each turn the files of every one are unlinked alike, and what is dirty is written "
+        "back. A file is written and removed before each store, because the host of a virtual "
+        "machine gives free pages slowly. kvtier makes and checks digests, and the others do not.",
         [Run(name, command, f"{command} --mib 16", 15, engine)],
         [
             Panel(
