@@ -171,7 +171,7 @@ def _gauge(
 
 
 def _known_gauge(name: str, text: str, of: _Tiers = "all") -> Any:
-    """Declare a gauge that is not exported until its value is known."""
+    """Declare a gauge that is exported only once its value is known."""
     return _gauge(name, text, make=lambda: None, of=of)
 
 

@@ -200,9 +200,9 @@ def open_tier(
             needs memory from ``HostPool.create``.
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
-        clock: see :func:`open_manager`, also for ``events`` and ``notify``.
+        clock: see :func:`open_manager`, which also describes ``events`` and ``notify``.
         announce: called in any thread when this or another process adds chunks to the tier's store
-            or removes chunks; it must not block. The first event has no keys, and removes all.
+            or removes chunks; it must not block. The first event, without keys, withdraws all.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
 

@@ -239,7 +239,7 @@ class Transfer:
             digest: as for :meth:`seal`, computed from the bytes as they are in the payload now.
 
         Raises:
-            CorruptChunkError: the bytes are damaged or another chunk's. Return it as the verdict.
+            CorruptChunkError: the bytes are damaged or another chunk's; return this as the verdict.
         """
         if self.unverified is not None:
             self.unverified(self.key, self._header, self.arrived, digest)

@@ -21,7 +21,7 @@ from engine_environment import ROOT, our_packages
 
 DIST = ROOT / "dist"
 _OURS = ("*.whl", "*.tar.gz", "*.cdx.json", "SHA256SUMS")
-#: The SBOM's extras, without those of the tests and of torch. Users install torch themselves.
+#: The SBOM's extras: all except testing and torch. Users install torch themselves.
 _EXTRAS = "cli,events,metrics,seal,uvloop,yaml"
 
 

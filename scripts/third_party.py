@@ -40,7 +40,7 @@ def _row(file: Path) -> str:
 
 @contextmanager
 def _stores() -> Iterator[dict[str, tuple[str, str]]]:
-    """Start the servers; yield each backend's URL, and an address for outages or ``""``."""
+    """Start the servers; yield each backend's URL, and the value of ``--outages`` or ``""``."""
     sys.path.append(str(ROOT / "tests"))
     from support.azurite import ACCOUNT, CONTAINER, KEY, Azurite
     from support.mooncake_store import MooncakeStore

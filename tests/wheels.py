@@ -2,7 +2,7 @@
 
 Usage: python tests/wheels.py [--keep] [--python PYTHON] [PYTEST-OPTION ...]
 
-A wheel must hold each file of its package. The wheels are installed into a new environment, and
+A wheel must contain each file of its package. The wheels are installed into a new environment, and
 tests are copied away from the source tree. Each module of the core must be importable there, with
 only the requirements of the core and its extras. The script runs only tests that can fail for a
 wheel and pass in the source tree: tests of compiled modules and their direct users, of a tier's
@@ -62,7 +62,7 @@ _OTHER_PYTHONS = (
 )
 #: Further tests for wheels with compiled parts.
 _COMPILED = ("backends/file/tests", "tests/unit/policies", "tests/unit/tiering")
-#: The coder that "make setup" has compiled, for every Python.
+#: The coder that "make setup" has compiled. It works with every supported Python.
 _CODER = Path("kvtier_sdk/codecs/_planes.abi3.so")
 
 

@@ -1,4 +1,4 @@
-"""Compiles the C extension for all Python versions if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
+"""Compiles one C extension for all Python versions if ``HATCH_BUILD_HOOK_ENABLE_CUSTOM`` is set."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class SystemClock(Clock):
         try:
             import uvloop
 
-            # uvloop must not get a closed stream's number: closing it would abort the process.
+            # If a standard stream is closed, uvloop may get its number, and abort when closing it.
             for stream_fd in range(3):
                 os.fstat(stream_fd)
         except (ImportError, OSError):

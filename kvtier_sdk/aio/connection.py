@@ -13,7 +13,7 @@ from typing import Any, Self
 from kvtier_sdk.aio.clock import Clock, TimerHandle
 from kvtier_sdk.errors import TierError, TierTimeoutError, TierUnavailableError
 
-# The size of one read of text. It is small because payload read with the text is copied.
+# The size of one read of text. It is small, because any payload in the read is copied later.
 _TEXT_BYTES = 2048
 # The maximum size of a TLS write. OpenSSL copies the bytes of a write, so the size is limited.
 _TLS_PIECE_BYTES = 128 * 1024
@@ -231,7 +231,7 @@ class Connection:
         self._rooms = rooms
         self._takes_some = some
         try:
-            # Read before waiting, because the event loop may have reported these bytes already.
+            # Read first, because the event loop may have reported the bytes before this call.
             if self._read():
                 if self._error is not None:
                     raise self._lost()

@@ -69,7 +69,7 @@ def _root(
     logging.getLogger("kvtier").setLevel(logging.WARNING)
 
 
-# The help lists the commands in this order, in which an operator typically needs them.
+# The help keeps this order, because an operator typically needs the commands in this order.
 app.command("check")(check_command)
 tier_app.command("ls")(ls_command)
 tier_app.command("du")(du_command)
@@ -94,7 +94,7 @@ app.command("replay")(replay_command)
 app.command("plan")(plan_command)
 app.command("bench")(bench_command)
 
-#: The error for wrong arguments, found by name, because newer releases of typer bundle click.
+#: The error for wrong arguments. Find it by name: newer releases of typer use their own click.
 _WrongUsage: Any = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )

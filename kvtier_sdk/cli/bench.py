@@ -65,14 +65,14 @@ def bench_command(
 ) -> None:
     """Measure tiers as an engine uses them: MB/s, latency and CPU of stores and loads.
 
-    The chunks have random content and unique keys. They pass through queues, digests and deadlines,
-    and each tier runs in a thread or process, as under an engine. The chunks are deleted at the
+    The chunks have random content and unique keys. Queues, digests and deadlines apply, and each
+    tier runs in a thread or process, as under an engine. The chunks are deleted at the
     end, and after Ctrl-C. MB/s are medians of the rounds. CPU is the time of this process and of
     the tiers' processes, without servers.
 
         kvtier bench file:///data/try memory: --plot bench.svg
 
-    'kvtier plan --devices FILE' reads what --json prints. The exit status is 1 if a tier fails.
+    'kvtier plan --devices FILE' reads the output of --json. The exit status is 1 if a tier fails.
     """
     given = chunk or ("2MiB", "128KiB")
     sizes = dict.fromkeys(read_flag("--chunk", parse_bytes, size) for size in given)

@@ -52,8 +52,8 @@ def conformance_command(
 ) -> None:
     """Run the conformance kit against an installed backend, rule by rule.
 
-    Give it a separate store, because the checks leave chunks there. A rule is skipped if the
-    backend does not declare what it needs, or if only a hook of the author's tests can check it.
+    Use a separate store, because the checks leave chunks there. A rule is skipped if it needs an
+    ability that the backend does not declare, or if only a hook of the author's tests can check it.
     The exit status is 1 if a rule fails.
 
         kvtier conformance file --option root=/tmp/kv --json record.json

@@ -34,9 +34,9 @@ def new_backend_command(
 ) -> None:
     """Write a package with a new backend that already keeps the contract, in this directory.
 
-    The package holds a tier that keeps chunks as files, the conformance kit as its tests, a
-    Makefile and a CI workflow. Replace the files with your store; 'make test' checks it against
-    the contract.
+    The package contains a tier that keeps chunks as files, the conformance kit as its tests, a
+    Makefile and a CI workflow. Make the tier use your store instead of files; 'make test' checks
+    the tier against the contract.
     """
     _check_name(name)
     words = _words(name)
@@ -51,7 +51,7 @@ def new_backend_command(
     except OSError as error:
         raise ConfigError(f"{error.filename or project}: {error.strerror}") from error
     print(f"{project}: a working backend {name!r}. Its store is in {words['PACKAGE']}/tier.py.")
-    # A kvtier-sdk from a directory or a wheel may not be on an index, so name its place.
+    # A kvtier-sdk installed from a directory or a wheel may be on no index, so give pip its path.
     origin = distribution("kvtier-sdk").read_text("direct_url.json")
     parts = urlsplit(json.loads(origin)["url"] if origin else "")
     source = shlex.quote(str(Path(unquote(parts.path))))

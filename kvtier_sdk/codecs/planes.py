@@ -68,7 +68,7 @@ class Planes:
     """The lossless coder for payloads of ``dtype`` elements. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
-    # Maps a dtype, as named by ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with
+    # Maps a dtype's name, from ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with
     # exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5 bits.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
@@ -104,7 +104,7 @@ class Planes:
     def decode(memory: memoryview, stored_bytes: int, payload_bytes: int) -> None:
         """Decode a payload in place. After a ChunkError, the content of ``memory`` is undefined."""
         if coder is None:
-            # The chunk is intact, so raise an error after which no engine deletes it.
+            # The chunk is intact, so raise an error that does not make an engine delete it.
             raise ChunkError(f"the chunk is compressed, and {_NO_CODER}")
         kind = int.from_bytes(memory[stored_bytes - 10 : stored_bytes - 8], "little")
         fits = 16 <= stored_bytes <= payload_bytes and kind <= _MOST_KIND

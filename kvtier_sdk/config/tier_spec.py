@@ -166,7 +166,7 @@ class TierSpec:
         return self.config.live_values() | self.runner.live_values()
 
     def needed(self, required: bool = True) -> Self:
-        """Return a copy with the option ``required`` set."""
+        """Return a copy with this value of the option ``required``."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
@@ -192,7 +192,7 @@ def _faults_of_url(place: Place) -> Iterator[None]:
 
 
 def _backend_given(entry: Mapping[str, Any], url: TierURL | None, place: Place) -> tuple[str, str]:
-    """Return the option that names the backend, and the name; for a URL, that is the scheme."""
+    """Return the option that names the backend, and the backend's name (for a URL, the scheme)."""
     if entry.get("type", "kvtier") != "kvtier":
         option, name = "type", entry["type"]
     elif entry.get("backend", "kvtier") != "kvtier":

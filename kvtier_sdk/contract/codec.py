@@ -14,8 +14,8 @@ class ChunkCodec(ABC):
 
     Rules for every codec:
 
-    - *Sealing keeps a payload's length.* Other data for opening, such as a salt and a tag, goes
-      into the envelope, a part of the chunk's header.
+    - *Sealing keeps a payload's length.* Anything else that opening needs, such as a salt and a
+      tag, goes into the envelope, a part of the chunk's header.
     - *A payload is authenticated*, together with the associated data: the key of the chunk, its
       namespace and its header. :meth:`open` raises if any bit of these has changed since
       :meth:`seal`. The SDK computes no digest of a sealed chunk.

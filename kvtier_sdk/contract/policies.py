@@ -61,7 +61,7 @@ class StorePolicy(ABC):
     def wants(self, key: OffloadKey, hits: int, request: RequestContext) -> bool:
         """Return true if the tier should get the chunk ``key``, which ``request`` stored or uses.
 
-        ``hits`` counts copies back to the device since the chunk entered the primary tier.
+        ``hits`` is the number of copies to the device since the chunk entered the primary tier.
         """
 
 

@@ -139,7 +139,7 @@ class ModelTier(TierListener):
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Begin to finish all stores and close the tier; :meth:`join` waits until this is done."""
+        """Tell the thread to finish all stores and close the tier; :meth:`join` waits for this."""
         self._closing = True
         self._wake.set()
 
@@ -225,7 +225,7 @@ class ModelTier(TierListener):
     def answered(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:
         self._found += [k for k, v in zip(job.keys, verdicts, strict=True) if v is Verdict.OK]
         if self._found:
-            self._wake.set()  # touch them in the next step, before the engine asks for their load
+            self._wake.set()  # touch the chunks in the next step, before the engine loads them
         self._finish(job.tag, verdicts, 0)
 
     def deleted(self, tier: TierClient, job: Job, verdicts: Sequence[Verdict]) -> None:

@@ -18,7 +18,7 @@ from kvtier_sdk.types import RequestContext
 _PIN_S = 300.0
 _LONGEST_NAME = 256
 _LONGEST_MISTAKE = 500
-#: Maximum number of hints, because explaining their mistakes delays the engine's thread.
+#: Limits the number of hints, because explaining their mistakes delays the engine's thread.
 _MOST_HINTS = 16
 #: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")
@@ -115,7 +115,7 @@ def read_request(
         params: the client's parameters, whose entry ``kvtier`` is a table of hints.
         actions: names and payloads of at most 64 further hints, such as the actions of vLLM's
             ``kv_hints``. A payload may have a ``session`` and a ``tenant`` beside the hint's own
-            fields. The field ``value`` holds a hint that is not a table, such as ``resume_in``.
+            fields. The field ``value`` contains a hint that is not a table, such as ``resume_in``.
     """
     params = params or {}
     try:

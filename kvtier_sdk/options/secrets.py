@@ -59,7 +59,7 @@ def url_without_password(url: str) -> str:
 
 
 class Secrets:
-    """A set of secrets to mask, including secrets that ``files`` read later."""
+    """The secrets to mask: the ``values``, and every secret read from ``files``, even later."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -155,7 +155,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     )
     if secrets.mask(shown) == shown:
         return error
-    # Use the nearest base in errors.py, because callers catch it. Without one, imitate the class.
+    # Use the nearest base class in errors.py, because callers catch it; else imitate the class.
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
     theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind = [*ours, theirs][0]

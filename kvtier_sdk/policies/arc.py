@@ -17,7 +17,7 @@ _Order = OrderedDict[OffloadKey, None]
 
 
 class ARCPolicy(EvictionPolicy):
-    """Balances recency against frequency, with one list of chunks for each.
+    """Balances recency (list T1) against frequency (list T2); B1 and B2 remember evicted keys.
 
     Chunks are evicted from T1 if T1 is longer than its target, and from T2 otherwise. If B1 has a
     new chunk's key, T1 was too small, so T1's target grows. If B2 has the key, the target shrinks.

@@ -26,12 +26,12 @@ _GHOSTS = 6  # the most evicted chunks to remember, per slot; a slot takes 1 to 
 # Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
 # without any actual return are evicted first.
 _ASSUMED = 0.1
-# A turn's pace is log4 of the seconds before it, limited to _SLOWEST (17 minutes).
+# A turn's pace is log4 of the wait before it in seconds, limited to _SLOWEST (17 minutes).
 _UNKNOWN, _SLOWEST = -1, 5
-# Each pace's rates include the rates over all paces, with the weight of this many turns. So a pace
-# without predictive value costs few hits.
+# A pace's rates are averaged with the rates over all paces, which weigh as much as this many turns.
+# So the policy loses few hits if the pace predicts nothing.
 _TRUST = 15
-# To save time, a bucket is checked for older groups only at intervals of its width times _LATE.
+# To save time, groups that outgrow a bucket are moved only at intervals of its width times _LATE.
 _LATE = 1 / 8
 _NEWS = 1 / 16  # rates are recomputed once new events exceed this fraction of earlier events
 # After every _TURNS requests, all earlier events lose a hundredth of their weight.
@@ -42,21 +42,21 @@ _ORDER_S = 1.0
 _ORDERED = 1 / 64
 # Labels of chunks left behind by their conversation, and of ended conversations.
 _REST, _ENDED = "left behind", "ended"
-_MOST_BEHIND = 16  # for each group, the most groups to remember that need its chunks
+_MOST_BEHIND = 16  # the most groups to remember as dependent on a group's chunks
 
 
 class ReturnsPolicy(EvictionPolicy):
     """Evicts the chunks with the lowest expected rate of reuse.
 
     The chunks whose last user was the same request form a turn. A later request, usually the next
-    turn of the conversation, reuses either most of these chunks or no chunk. The policy learns how
+    turn of the conversation, reuses either most of these chunks or none. The policy learns how
     often turns of each age are reused. A chunk's worth is its highest expected rate of reuse over
     any further wait: the index of J. C. Gittins, "Bandit processes and dynamic allocation indices",
     1979.
 
-    Each ``stop`` has separate rates. Rates also differ by class of the wait before a turn, because
-    a conversation that returned quickly tends to do so again. And they differ by class of a chunk's
-    number of uses, because in some workloads this number matters more than the age.
+    Each ``stop``, the reason why an answer ended, has separate rates. Rates also depend on the wait
+    before a turn, because a conversation that returned quickly tends to do so again, and on a
+    chunk's number of uses, because in some workloads this number matters more than the age.
 
     If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
     replaces the ``stop``. So the policy learns how reliable the predictions are.
@@ -360,7 +360,7 @@ class _Turn:
         self.end: _Group | None = None  # the group with the end of the prefix
         self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
         self.groups: dict[int, _Group] = {}  # by number of uses
-        self.returned: dict[_Group, int] = {}  # the number of chunks used of each earlier group
+        self.returned: dict[_Group, int] = {}  # by earlier group, how many of its chunks were used
 
     def group(self, uses: int) -> _Group:
         uses = min(uses, _MOST_USES)
@@ -385,7 +385,7 @@ class _Group:
         self.share = 0.0  # one chunk's fraction of the turn
         self.kind: _Kind | None = None
         self.since_s = 0.0
-        self.bucket = 0  # of the group's age; the wait is noted up to the middle of the bucket
+        self.bucket = 0  # for the group's age; the rates include the wait up to the bucket's middle
 
     def release_if_over(self) -> None:
         """Drop the references of a group that has no chunks left, unless its request still runs."""
@@ -473,7 +473,7 @@ class _Rates:
             self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
-        # From each bucket, extend the wait by the next stretches while their rate is higher.
+        # Extend the wait from each bucket by the stretches after it while they raise the rate.
         stretches: list[tuple[float, float, float]] = []
         self.worths = []
         for returned, waited, stays in reversed(waits):

@@ -114,7 +114,7 @@ class PoolLayout:
 
 
 class PoolMemory(Protocol):
-    """The slots' memory, as a tier's runner needs it: a host pool's or an engine's own."""
+    """A tier runner's interface to the slots' memory, which a host pool or the engine owns."""
 
     @property
     def chunk_bytes(self) -> int:

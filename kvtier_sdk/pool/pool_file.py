@@ -138,7 +138,7 @@ def sweep(directory: Path) -> None:
 
 
 def enter_named(fd: int, path: Path, layout: PoolLayout, worker: int | None) -> PoolFile | None:
-    """Join a file, and unlink it if no process is absent; return ``None`` if it is unlinked."""
+    """Join a file, and unlink it if all have joined; return ``None`` if it was already unlinked."""
     file = PoolFile(fd, layout, worker, path)
     with ExitStack() as undo:
         undo.callback(file.close)
@@ -175,7 +175,7 @@ def _make_named(path: Path, layout: PoolLayout, worker: int | None) -> PoolFile 
     try:
         check_room(layout.size_bytes, directory)
     except ConfigError:
-        # Another process may have used the room for this pool. If so, join that pool.
+        # The room may be gone because another process just made this pool. If so, join it.
         if os.path.lexists(path):
             return None
         raise

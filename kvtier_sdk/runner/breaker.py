@@ -66,7 +66,7 @@ class BreakerState(Enum):
 
 class Outcome(Enum):
     ANSWERED = "answered"  # even if the chunk is missing
-    #: Does not count as a failure in a row, because a healthy tier may be slow under load.
+    #: Does not count toward failures in a row, because a healthy tier may be slow under load.
     LATE = "late"
     FAILED = "failed"
     #: Only the call's objects failed. Several failed objects may mean that the tier is broken.

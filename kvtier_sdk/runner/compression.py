@@ -170,7 +170,7 @@ class ChunkCompressor:
     async def compressing(
         self, batch: Sequence[Transfer], result: JobResult
     ) -> AsyncIterator[Sequence[Transfer]]:
-        """Yield the transfers to store, with compressed payloads where that makes them shorter."""
+        """Yield the transfers to store, with each payload compressed if this shortens it."""
         gate = self.gate
         if self._coder is None or self._scratch is None or self._options.compress == "never":
             yield batch

@@ -15,7 +15,7 @@ from kvtier_sdk.runner.jobs import Job, Operation
 from kvtier_sdk.runner.note_segments import SEGMENT_GROUP, NoteSegments
 from kvtier_sdk.types import Capability, OffloadKey, split_offload_key
 
-#: The maximum number of keys in an event. A scan pauses after each event for the tier's calls.
+#: The maximum number of keys in an event. After each event, a scan pauses to let calls run.
 _EVENT_KEYS = 256
 _PAUSE_S = 0.01
 #: A scan yields to the loop's other tasks after this many entries.

@@ -169,7 +169,7 @@ class UsageChanged(msgspec.Struct, tag=True):
 class RunnerStopped:
     """The tier's loop accepts no more jobs and sends no more results."""
 
-    verdict: Verdict  # for all jobs without a result, whose I/O never began or has ended
+    verdict: Verdict  # of each job without a result; the job's I/O never began or has ended
     io_ended: bool  # true if the I/O of the concluded jobs has ended too
     reason: str | None = None  # why the tier's process died
 

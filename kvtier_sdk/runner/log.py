@@ -50,8 +50,8 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
     def often(self, level: int, topic: str, message: str, *, ends_outage: bool = False) -> None:
         """Log a message, at most once a minute per ``topic``.
 
-        Further messages are held back and counted. A timer logs the last one and the count. Without
-        an event loop, the topic's next message takes the timer's place. If ``ends_outage`` is true,
+        Further messages are held back and counted. A timer logs the last one and the count; without
+        an event loop, the first message after the minute triggers this. If ``ends_outage`` is true,
         the messages held back for all topics are logged first.
         """
         now_s = self._clock.now_s()
@@ -98,7 +98,7 @@ class TierLog(logging.LoggerAdapter[logging.Logger]):
 class _TierFilter(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
-        # Hold weak references, because a logger must not keep a closed tier's secrets in memory.
+        # Use weak references, because a logger must not keep a closed tier's secrets in memory.
         self.secrets: WeakSet[Secrets] = WeakSet()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -57,7 +57,7 @@ from kvtier_sdk.types import Capability, OffloadKey, Transfer
 
 T = TypeVar("T")
 
-#: At close, cancelled calls have this long to end. Then probes and watches have the same time.
+#: At close, cancelled calls may take this long to end. Probes and watches then get the same time.
 _CALLS_END_S = 1.0
 
 #: Shortest interval between two progress reports for the same operation.
@@ -138,8 +138,8 @@ class TierLoop:
         segment = None
         if spec.inventory == "tokens" and Capability.SCAN in spec.tier_class.capabilities:
             segment = HostPool(1, chunk_bytes)
-        # Calls start before earlier chunks are verified, so twice as many headers are in use, and
-        # one more by a segment.
+        # Double the headers, because calls start before earlier chunks are verified. Add one for a
+        # segment of notes.
         headers = BufferArena(header_length, 2 * under_way + 1)
         sealed = BufferArena(payload_length, under_way + (segment is not None)) if codec else None
         compressed = BufferArena(payload_length, under_way) if coder else None

@@ -47,7 +47,7 @@ class TierRunner(ABC):
         self._thread: threading.Thread | None = None
         self._pid = -1
         self._opened: concurrent.futures.Future[bool] = concurrent.futures.Future()
-        # Keep references to these tasks, because an event loop has only weak ones.
+        # Keep strong references to these tasks, because an event loop keeps only weak ones.
         self._opening: asyncio.Task[None] | None = None
         self._closing_task: asyncio.Task[None] | None = None
         self._started_s = 0.0
@@ -73,7 +73,7 @@ class TierRunner(ABC):
 
     @abstractmethod
     def log_end(self, topic: str, message: str) -> bool:
-        """Log the end of an outage in the tier's loop; return false if the loop is unreachable."""
+        """Let the tier's loop log the end of an outage; return false if the loop is unreachable."""
 
     def suspect(self) -> None:  # noqa: B027
         """Kill the tier's process if it is stuck. The client calls this when a job is overdue."""
@@ -139,7 +139,7 @@ class TierRunner(ABC):
 
     @abstractmethod
     def _await_opening(self) -> bool:
-        """Wait until the tier is open or opens in the background; return true if it is open."""
+        """Wait until the tier is open; return false if the opening continues in the background."""
 
     @abstractmethod
     async def _open(self) -> bool: ...

@@ -35,9 +35,9 @@ _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 class NoteSegments:
     """The segments in a tier, which are stored, sealed and found like chunks.
 
-    Other engines read a segment only once or twice, so a new segment under another name replaces a
-    partly filled one. If several segments contain a chunk's note, engines keep the newest segment
-    while the store has the chunk. Names begin with the time, so all engines keep the same segment.
+    Engines read a segment only once or twice. So new notes go into a segment with a new name, which
+    replaces a partly filled one. Of all segments with a chunk's note, engines keep the newest while
+    the store has the chunk. Names begin with the time, so all engines keep the same segment.
     """
 
     _call: TierCaller

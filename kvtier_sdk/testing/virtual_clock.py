@@ -29,7 +29,7 @@ class VirtualClock(Clock):
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.SelectorEventLoop(_VirtualSelector(self))
         loop.time = self.now_s  # type: ignore[method-assign]
-        # Allow asyncio to run a timer this early. The default would depend on the machine.
+        # Allow asyncio to run a timer up to 1 ns early. The default would depend on the machine.
         loop._clock_resolution = 1e-9  # type: ignore[attr-defined]
         return loop
 

@@ -36,9 +36,9 @@ class Admission:
     capacity is scaled to the sample. The first model caches every chunk. The second model caches
     chunks that are seen again. The limit applies while the second model clearly has more hits.
 
-    A tier is full after an eviction. This ends when the tier removes a chunk for another reason, or
-    clearly has room again. The room is measured on the disk if the disk was full before the tier
-    reached its capacity, and otherwise within the capacity.
+    A tier is full from an eviction until it removes a chunk for another reason, or clearly has room
+    again. The room is measured on the disk if the disk was full before the tier reached its
+    capacity, and otherwise within the capacity.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:

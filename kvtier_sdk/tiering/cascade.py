@@ -25,7 +25,7 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Chunks with hits need no admission limit, and a limit would split whole requests.
+        # Chunks with hits were seen before anyway, and a limit would store only parts of requests.
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
@@ -90,7 +90,7 @@ class Cascade:
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
-                # No later turn needs the chunk, so store it only if another request uses it.
+                # No turn follows, so only mark the chunk, to be stored if another request uses it.
                 self._note_failed(slot, self._stored_mask)
         else:
             for tier in self._on_store:

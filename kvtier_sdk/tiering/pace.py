@@ -12,7 +12,7 @@ from kvtier_sdk.runner.jobs import Job, JobResult, Operation, Verdict
 #: limited to the bytes that the tier stores in this time.
 SLOW_S: Final = 2.0
 
-_NEWEST_WEIGHT = 0.2  # of the newest sample in the running mean of the speed of loads
+_NEWEST_WEIGHT = 0.2  # the newest sample's weight in the running mean of the speed of loads
 #: An estimate without a new sample expires after this long. Otherwise a tier that seemed too slow
 #: would get no loads, and so no sample could correct the estimate.
 _LIFE_S = 10.0
@@ -34,7 +34,7 @@ class Pace:
         self._progress_s = [-math.inf, -math.inf]
         # The latest time of an answer, or of a load's start while no other load ran.
         self._heard_s = 0.0
-        self._bytes_per_s = 0.0  # the mean speed of loads, over the time in which a load runs
+        self._bytes_per_s = 0.0  # the mean speed of loads, measured only while a load runs
         self._pending_bytes = 0
         self._since_s = 0.0
         self._sampled_s = 0.0

@@ -12,10 +12,10 @@ from kvtier_sdk.tiering.records import RequestState, SlotState
 from kvtier_sdk.tiering.search import TierSearch
 from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestContext
 
-_WINDOW: Final = 64  # the most chunks to load at once, for which another request may have to wait
+_WINDOW: Final = 64  # the most chunks to load at once; another request may have to wait for them
 _MOST_WAITING: Final = 256  # the most prefetches that wait
 _LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
-_WINDOW_S: Final = 0.1  # and earlier by this time for each window
+_WINDOW_S: Final = 0.1  # for each window, begin this much earlier
 
 
 @dataclass(eq=False)
@@ -27,9 +27,9 @@ class Prefetch:
     tiers: int
     turn_s: float
     until_s: float
-    wanted: int  # the number of chunks before any was found missing
+    wanted: int  # the initial length of ``keys``, which may lose missing chunks
     place: int = 0  # the number of leading chunks that are in the primary tier
-    loading: RequestState | None = None  # an internal request, for which the chunks are loaded
+    loading: RequestState | None = None  # the internal request that loads the chunks
 
     def forget_from(self, missing: OffloadKey) -> None:
         """Forget a chunk that no tier has, and the later chunks, which are useless without it."""

@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-_MOST_FAILED = 4096  # failed loads to remember, so that earlier lookups do not repeat the loads
+_MOST_FAILED = 4096  # failed loads to remember, so that older answers of tiers do not repeat them
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING
@@ -137,8 +137,8 @@ class Promotions:
         return readable
 
     def _fail(self, slot: Slot) -> None:
-        # A waiting request keeps the tiers' answers, so its next lookup loads the chunk from the
-        # next tier that has it. If this load began without a lookup, that lookup asks all tiers.
+        # A waiting request keeps the tiers' answers, so it next tries another tier that has the
+        # chunk. If this load began without a lookup, there are no answers, so it asks all tiers.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

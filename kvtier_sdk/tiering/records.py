@@ -132,7 +132,7 @@ class Wait:
         self.step = step
         self.latest: PendingLookup | None = None
         self.prefix: tuple[OffloadKey, OffloadKey] | None = None  # its first and last chunk
-        self.hits = 0  # chunks before the prefix's first miss that were present or loading
+        self.hits = 0  # present or loading chunks before the prefix's first miss
         self.put_off: OffloadKey | None = None  # to be looked up once fewer lookups are pending
         self._lookups: list[tuple[PendingLookup, int]] = []
         # The first slot with an unreadable chunk. A new key or state of the slot ends the wait.

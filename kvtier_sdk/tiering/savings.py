@@ -100,8 +100,8 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # All groups cover the same tokens, so count one group: the group with the most tokens,
-            # as a sliding window needs few chunks. Numbers exceed ``last`` if groups are missing.
+            # All groups cover the same tokens, so count only the group with the most tokens: a
+            # sliding window needs few chunks. Group numbers exceed ``last`` if groups are missing.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()

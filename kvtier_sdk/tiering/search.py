@@ -40,7 +40,7 @@ class LookupTable:
         self.open: dict[OffloadKey, PendingLookup] = {}  # the lookups that requests can share
         self.waiting_chunks = 0  # chunks for which some tier has not answered
         self.limit = MOST_CHUNKS  # at this count, no further request begins lookups in the step
-        self._joined = 0  # chunks looked up in this step without asking a tier, which count too
+        self._joined = 0  # chunks looked up in this step without asking a tier; these count too
         self.new: list[PendingLookup] = []  # begun in this step, and sent to the tiers at its end
 
     @property
@@ -100,7 +100,7 @@ class LookupTable:
     def _close(self, pending: PendingLookup) -> None:
         self.waiting_chunks -= len(pending.keys)
         for key in pending.keys:
-            # Unshared lookups are not in the table, so it may contain another lookup of the chunk.
+            # An unshared lookup is not in the table, but another lookup of the chunk may be.
             if self.open.get(key) is pending:
                 del self.open[key]
 

@@ -61,7 +61,7 @@ class PrimaryTier:
         of = PRIMARY, Medium.CPU, Locality.LOCAL
         self.announce = announce
         self.events = EventLog(*of, is_enabled=events, announce=announce)
-        # Routers may still list the chunks of an earlier manager of this engine, so clear them.
+        # Routers may still list the chunks of this engine's earlier manager, so report a reset.
         self.events.reset()
         self._purges: list[Purge] = []
 

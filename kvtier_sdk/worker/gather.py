@@ -209,7 +209,7 @@ class StagedPiece:
         try:
             begin()
         finally:
-            # Order the streams even after a failure, because the work on ``last`` ends the copy.
+            # Order the streams even after a failure, because ``last`` records the end of the copy.
             last.wait_event(first.record_event())
         try:
             end()

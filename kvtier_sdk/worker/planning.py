@@ -116,7 +116,7 @@ class CopyPlan:
         return self._cut(run, addresses - self.host[run])
 
     def _cut(self, run: Int64s, skipped: Int64s) -> CopyPlan:
-        """Cut the runs at indices ``run`` after ``skipped`` bytes, but only inside of a run."""
+        """Cut the runs at indices ``run`` after ``skipped`` bytes; ignore cuts at a run's edge."""
         inside = (skipped > 0) & (skipped < self.lengths_bytes[run])
         if not inside.any():
             return self

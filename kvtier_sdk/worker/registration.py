@@ -45,7 +45,7 @@ _pieces: list[_Piece] = []
 
 
 class Registration:
-    """Registers all slots until :meth:`release`. A failure leaves none of them registered."""
+    """Registers all slots until :meth:`release`. If this fails, no slot stays registered."""
 
     def __init__(self, host: HostLayout, driver: CUDADriver) -> None:
         self._held: list[_Piece] = []

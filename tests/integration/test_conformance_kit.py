@@ -111,7 +111,7 @@ def test_an_odd_tier_passes_every_check(tier: type[OddTier]) -> None:
 
 
 def test_every_check_but_one_has_a_tier_that_fails_it() -> None:
-    # A tier that fails in a thread also fails in a process, so no tier fails only this check.
+    # No tier fails only in a thread, because a tier that fails in a thread fails in a process too.
     assert CHECKS.keys() - {tier.fails for tier in BROKEN_TIERS} == {"check_it_runs_in_a_thread"}
 
 

@@ -12,7 +12,7 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: Start at 160, because few seeds load a chunk while a tier is unreachable: five of these 60.
+#: Start at 160: five of these seeds load a chunk while a tier is unreachable. Few others do.
 FIRST_SEED, SEEDS = 160, 60
 TESTS = Path(__file__).parents[1]
 

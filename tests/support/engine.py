@@ -149,7 +149,7 @@ class Engine(Live):
             self.manager.on_schedule_end()
             until_s = self.clock.now_s() + duration_s
             for runner in self.runners:
-                # The runners share a clock, so each runner runs only until the end of the step.
+                # A runner advances the shared clock, so each runs only for the rest of the step.
                 runner.run_for(max(0.0, until_s - self.clock.now_s()))
                 runner.run_for(0.0)
 

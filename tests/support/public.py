@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def exported(package: Path) -> list[str]:
-    """Return ``__all__`` if it exists, and otherwise the names that are imported as themselves."""
+    """Return ``__all__`` if it exists, and otherwise the names imported like ``name as name``."""
     names: list[str] = []
     # Walk the whole module, because names that need an extra are imported under TYPE_CHECKING.
     for node in ast.walk(ast.parse((package / "__init__.py").read_text())):

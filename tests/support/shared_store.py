@@ -139,8 +139,8 @@ class Engine:
         if in_time:
             self.client.close()
         else:
-            # Scan before the crash, which loses the notes since the last scan. Chunks without notes
-            # would stay unknown.
+            # Scan first, because a crash loses all notes since the last scan, and chunks without
+            # notes would stay unknown.
             self.scan_twice() if at_rest else self.run(0.0)
             end_event_loop(self.runner._event_loop, self._clock)
         self.publisher.close()

@@ -114,7 +114,7 @@ def told(chunks: AnnouncedChunks, *events: OffloadingEvent) -> list[tuple[str, l
 def test_a_block_is_told_once_for_all_tiers_and_chunks_of_a_medium() -> None:
     chunks = AnnouncedChunks(tokens=True)
     assert told(chunks, event(key(2), notes=[note(1, 2)])) == [("BlockStored", [1, 2])]
-    # Neither the same chunk in tier ``cold`` nor block 1 of chunk 3 is announced again.
+    # Blocks 1 and 2 are announced once, although tier ``cold`` has both and chunk 3 has block 1.
     assert told(chunks, event(key(2), tier="cold")) == []
     (stored,) = chunks.apply(event(key(3), notes=[note(1, 3)]))
     assert (stored["block_hashes"], stored["parent_block_hash"]) == ([3], 1)

@@ -37,7 +37,7 @@ def public_names() -> set[str]:
     for module in MODULES:
         package = directory_of(module)
         for name in set(exported(package)) - known:
-            # mkdocstrings would document a module with the object's name, so repeat the name.
+            # mkdocstrings would document the module of the same name instead, so repeat the name.
             hidden = (package / f"{name}.py").exists()
             found.add(f"{module}.{name}.{name}" if hidden else f"{module}.{name}")
             known.add(name)

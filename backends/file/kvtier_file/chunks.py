@@ -18,7 +18,7 @@ from kvtier_sdk import Clock, OffloadKey
 
 #: Exclusive upper bound of times of use, in the year 2116.
 MAX_USED_NS = 2**62
-#: The maximum difference of two machines' clocks. A time further in the future is implausible.
+#: The maximum difference between two machines' clocks. A time further in the future is implausible.
 MOST_AHEAD_NS = 10 * 10**9
 
 #: These last six digits mark an access time as the time of a store. If a foreign program reads the
@@ -29,8 +29,8 @@ _STORED_NS = 1_000_000
 #: A recorded time of use is a multiple of this number, plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
-#: Uses in the same second of the clock count as one, because the SDK also touches a chunk that it
-#: loads. If instead a use counted only after a pause, constant use would never raise the count.
+#: Uses in the same second of the clock count once, because the SDK loads a chunk and then touches
+#: it. If a use counted only after a pause, constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -79,7 +79,7 @@ class ChunkId(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A chunk on disk, as a ledger's ``Change``. Another process may have used the chunk later."""
+    """A stored chunk, with the fields of a ``Change``. Another process may have used it later."""
 
     fingerprint: str
     key: OffloadKey
@@ -101,7 +101,7 @@ class RecencyClock:
         self._next_ns = 0
 
     def take(self, count: int) -> range:
-        """Return ascending times in nanoseconds since the epoch, each with a count of 0."""
+        """Return ascending times in nanoseconds since the epoch; they count no earlier uses."""
         with self._lock:
             now_ns = int(self._clock.wall_s() * 1e9)
             known_ns = (now_ns, self._latest_ns() + 1, self._next_ns)

@@ -22,7 +22,7 @@ def find_digests(part: ModuleType) -> bool:
     """Let a compiled part compute digests with libxxhash; return false if no library works."""
     # The compiled part digests this in three pieces: two whole pieces and a short one.
     sample = bytes(range(256)) * 2049
-    # xxhash's extension contains a copy of libxxhash. It may hide the copy's functions, so try the
+    # xxhash's extension contains a copy of libxxhash, but may hide the copy's functions. So try the
     # system's library too.
     extension = sys.modules.get(xxhash.xxh3_128_digest.__module__)
     for library in (str(getattr(extension, "__file__", None)), "libxxhash.so.0"):

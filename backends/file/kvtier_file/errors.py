@@ -19,7 +19,7 @@ from kvtier_sdk import (
     TierUnavailableError,
 )
 
-#: Error numbers for a foreign file in the place of a directory or a chunk.
+#: Error numbers for a foreign file where a directory or a chunk should be.
 FOREIGN = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 #: Error numbers for an absent chunk.
 ABSENT = FOREIGN | {errno.ENOENT, errno.ENAMETOOLONG}

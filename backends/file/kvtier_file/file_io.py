@@ -21,7 +21,7 @@ def has_direct_io(fd: int) -> bool:
 
 
 def take_over(fd: int, size_bytes: int) -> bool:
-    """Truncate a file to at most ``size_bytes``; return false if it is special or in use."""
+    """Truncate a regular, unshared file to at most ``size_bytes``; return false for other files."""
     status = os.fstat(fd)
     # A second link may belong to a copy of the root, and the copy must not change.
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:

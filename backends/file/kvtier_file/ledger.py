@@ -16,7 +16,7 @@ from kvtier_file.chunks import MAX_USED_NS
 from kvtier_sdk import OffloadKey
 
 #: The namespace's fingerprint, the chunk's key, the file's length (or a reason below), and the time
-#: of the chunk's last use. Changes are plain tuples, because reading many must be fast.
+#: of the chunk's last use. Changes are plain tuples, so that a long ledger loads fast.
 Change: TypeAlias = tuple[str, OffloadKey, int, int]
 #: Values in place of a length: the chunk was deleted, was evicted to make room, or has expired.
 DELETED, EVICTED, EXPIRED = -1, -2, -3
@@ -32,7 +32,7 @@ class LedgerDamagedError(Exception):
 
 
 class Ledger:
-    """The ledger's file. The shared header has the lock and the ledger's valid length."""
+    """The ledger's file. The lock and the ledger's valid length are in the shared header."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -55,7 +55,7 @@ class NamespaceDirectory:
     ) -> None:
         self.fingerprint = fingerprint
         self.lifetime = lifetime
-        self.lengths = lengths  # the lengths of files that the tier can load from its namespace
+        self.lengths = lengths  # the valid file lengths in the tier's own namespace
         self._fd = fd
         self._directories = directories
         self._direct = direct
@@ -118,7 +118,7 @@ class NamespaceDirectory:
         return outcomes, memoryview(lengths).cast("q"), compiled.split(digests, len(batch))
 
     def write(self, key: OffloadKey, buffers: Sequence[memoryview], used_ns: int) -> str:
-        """Create a chunk's shard, write the chunk to a temporary file; return the file's name."""
+        """Create a chunk's shard and write a temporary file; return the file's name."""
         self._make_shard(key)
         return self.temporaries.write(buffers, direct=self._direct, used_ns=used_ns)
 

@@ -28,7 +28,7 @@ class Root:
         self._fingerprint = context.namespace.fingerprint
         self._names = names
         self._lengths = range(context.header_bytes + ALIGNMENT, context.object_bytes + 1, ALIGNMENT)
-        # Use O_DIRECT even before the probe, because reads fall back to the page cache.
+        # Try O_DIRECT even before the probe: if it fails, reads fall back to the page cache.
         self._direct = config.direct_io != "off"
         self._fd: int | None = None
         self._remake_lock = threading.Lock()

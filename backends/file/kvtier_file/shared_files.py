@@ -113,7 +113,7 @@ class SharedFiles:
     def are_lost(self) -> bool:
         """Return true if a file was removed. Other processes then use a new file."""
         header_fd, ledger_fd, _ = self._fds
-        # The directory of leases needs no check, because it can be removed only after its lease.
+        # The directory of leases needs no check: it cannot be removed while it contains the lease.
         return (
             os.fstat(header_fd).st_nlink == 0
             or os.fstat(ledger_fd).st_nlink == 0

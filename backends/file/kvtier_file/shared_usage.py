@@ -35,7 +35,7 @@ class SharedUsage:
         self._lease = lease
         self._fingerprint = context.namespace.fingerprint
         self._report_removed = context.report_removed
-        # Without the lock, use only ``in`` and ``latest_ns`` of this process's copy of the count.
+        # This process's copy of the count. Without the lock, use only its ``in`` and ``latest_ns``.
         self.budget = Budget(capacity_bytes, root.last_used_ns)
         self._replica = UsageReplica(self.budget, self._fingerprint)
         self._reserved_bytes = 0
@@ -119,7 +119,7 @@ class SharedUsage:
         self._replica.replace(self._root.scan())
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room that the caller has made. :meth:`locked` later releases the room."""
+        """Reserve room that the caller has made, until :meth:`locked` releases the bytes."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -154,7 +154,7 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases. Leases with reservations come first: they are probably held."""
+        """Return all other leases. Leases with reservations come first: their owners probably live."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 
@@ -203,7 +203,7 @@ class SharedUsage:
                 files.leases.acquire(self._lease)
                 self._header = files.header.read()
                 if not any(map(files.leases.is_held, self._other_leases())):
-                    # No other process is alive, so files may have changed without a record.
+                    # While no process used the root, files may have changed without a record.
                     self._header.clean = False
                 # Enter a reservation, because `_next_lease` returns only leases with a reservation.
                 self._enter_reservation()

@@ -219,7 +219,7 @@ class ChunkStore:
 
     def usage(self) -> Usage:
         with self._translating("readable"), self._call(), self._usage.locked():
-            # Recount if the oldest files were removed by hand, which the ledger does not show.
+            # Recount if the oldest files were removed by hand: the ledger lacks such removals.
             budget = self._usage.budget
             if any(self._root.last_used_ns(one) is None for one in budget.oldest()):
                 self._usage.recount()
@@ -308,7 +308,7 @@ class ChunkStore:
                 reason = os.strerror(error.errno)
             with suppress(TierCapacityError), self._usage.locked():
                 self._note_refusal(reason)
-                # With this headroom, the call evicts as many bytes as the new chunk has.
+                # This headroom makes the call evict at least as many bytes as the new chunk needs.
                 self._make_room(0, self._usage.reserved_bytes - transfer.object_bytes)
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
@@ -404,7 +404,7 @@ class ChunkStore:
         *,
         spares: int = 0,
     ) -> None:
-        """Evict chunks, keep ``spares`` of their files in ``into``. The caller holds the lock."""
+        """Evict chunks; keep ``spares`` of their files in ``into``. The caller holds the lock."""
         self._usage.budget.capacity_bytes = self._config.capacity_bytes
         victims = self._usage.victims(need_bytes, headroom_bytes, self._pins.pinned)
         if victims and (used_ns := self._root.last_used_ns(victims[0])) is not None:
@@ -484,7 +484,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record a block's error as a verdict; ``at_file`` turns ``FAULTS`` into ChunkErrors."""
+        """Record a block's error as a verdict. If ``at_file``, ``FAULTS`` become ChunkErrors."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

@@ -23,7 +23,7 @@ class UsageReplica:
     def __init__(self, budget: Budget, fingerprint: str) -> None:
         self.budget = budget
         self._fingerprint = fingerprint
-        self._removed: dict[OffloadKey, int] = {}  # the ledger's reason for each chunk
+        self._removed: dict[OffloadKey, int] = {}  # removed chunks and the reasons
         # The budget includes the changes of this generation of the ledger, up to this offset.
         self._generation: int | None = None
         self._end = 0
@@ -65,7 +65,7 @@ class UsageReplica:
                     removed[key] = size_bytes
 
     def publish(self, header: SharedHeader, ledger: Ledger, changes: Sequence[Change]) -> None:
-        """Append applied changes to the ledger or compact it, then declare the header clean."""
+        """Append applied changes to the ledger, or compact the ledger; mark the header clean."""
         limit_bytes = max(_MIN_COMPACTION_BYTES, _COMPACTION_GROWTH * header.compacted_bytes)
         if self._generation is None or header.ledger_bytes > limit_bytes:
             header.ledger_bytes = header.compacted_bytes = ledger.compact(self.budget)

@@ -32,7 +32,7 @@ async def test_the_least_recently_used_chunk_is_evicted(bench):
 
 
 async def test_chunks_take_the_room_of_their_own_lengths(bench, in_both_forms):
-    # With its header, a full chunk occupies 26 pages, and the short chunk occupies 2.
+    # With its header, a full chunk occupies 26 pages, and a chunk of one page occupies 2.
     tier = await bench.open(capacity=2 * bench.object_bytes)
     assert await tier.store([bench.pages(key) for key in KEYS[:26]]) == [None] * 26
     assert bench.removed == []

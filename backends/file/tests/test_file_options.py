@@ -61,7 +61,7 @@ async def test_a_root_below_a_file(bench, tmp_path):
 
 
 async def test_the_error_of_a_root_that_cannot_be_opened_is_kept(bench):
-    # A broken mount point is like this link: it exists, but not for stat.
+    # This link is like a broken mount point: it exists, but stat fails.
     bench.root.symlink_to(bench.root)
     with pytest.raises(KVTierError, match="Too many levels of symbolic links"):
         await bench.open()

@@ -16,7 +16,7 @@ KEYS = [index.to_bytes(20, "big") for index in range(20)]
 async def test_setting_the_clock_keeps_the_order(bench, step_s, restart, monkeypatch):
     monkeypatch.setattr(
         recency, "_STAY", (1.0,) * len(recency._STAY)
-    )  # only the age of the last use decides
+    )  # the number of uses does not matter
     capacity = 4 * bench.object_bytes
     tier = await bench.open(capacity=capacity)
     await bench.put(tier, *KEYS[:4])

@@ -21,8 +21,8 @@ class MooncakeTierConfig(TierConfig):
     Attributes:
         host: the master's host.
         port: the master's RPC port.
-        metadata_server: the source of the other machines' addresses: the URL of a metadata server,
-            or ``P2PHANDSHAKE`` to ask the machines themselves.
+        metadata_server: the URL of a metadata server that knows the other machines' addresses, or
+            ``P2PHANDSHAKE`` to ask the machines themselves.
         protocol: the transport protocol for chunks.
         devices: network devices for ``rdma``, separated by commas; by default, the client chooses.
         address: the name or address that the nodes use for this machine; by default, the local

@@ -46,7 +46,7 @@ class OverAService(TierConformance):
 
 class TestS3(OverAService):
     __test__ = True
-    # rclone writes objects in place, so a load during a store of the chunk can return half of it.
+    # rclone writes objects in place, so a load during a store can return half of the chunk.
     test_any_sequence_of_calls = None
     test_no_partly_written_object_is_visible = None
 

@@ -51,7 +51,7 @@ def split_host(text: str, *, default_port: int) -> HostPort:
 
 
 def _prefix(value: object) -> str:
-    # A cluster hashes only text in braces, so braces in the prefix put all chunks on one node.
+    # Braces in the prefix would put all chunks on one node: a cluster hashes only text in braces.
     if not isinstance(value, str) or not value or _BRACES & set(value):
         raise ValueError(f"{value!r} should be text without '{{' and '}}'")
     return value

@@ -79,7 +79,7 @@ class Dispatcher:
             pool.close()
 
     def _next_hops(self, hops: Sequence[_Hop]) -> list[_Hop]:
-        """Return the requests that a server redirected; turn other error replies into errors."""
+        """Return the requests that a server redirected; other error replies become TierErrors."""
         again = []
         for hop in hops:
             reply = hop.exchange.outcome

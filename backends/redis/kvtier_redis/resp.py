@@ -26,7 +26,7 @@ class Kind(Enum):
     OK = auto()
     ERROR = auto()  # the reply's text is the reason
     ABSENT = auto()  # the server has no value for the key
-    VALUE = auto()  # the reply's text is the value's length; the buffers have the value if it fits
+    VALUE = auto()  # the reply's text is the value's length; the buffers contain a value that fits
     NUMBER = auto()  # the reply's text is a whole number
 
 
@@ -48,9 +48,9 @@ class Exchange:
     """A request about one key, and its outcome."""
 
     name: bytes
-    parts: Sequence[bytes | memoryview]  # none is empty
-    target: Sequence[memoryview] = ()  # for the requested value; empty for other requests
-    guess_bytes: int = 0  # the value's likely length; the right number of digits saves a copy
+    parts: Sequence[bytes | memoryview]  # no part is empty
+    target: Sequence[memoryview] = ()  # buffers for the requested value; empty for other requests
+    guess_bytes: int = 0  # the value's likely length; a copy is saved if its digit count is right
     success: Kind = Kind.OK  # the expected kind of reply, if the request is not for a value
     or_absent: bool = False  # true if ``Kind.ABSENT`` is expected too
     outcome: Reply | TierError | None = None  # ``None`` until the request ends

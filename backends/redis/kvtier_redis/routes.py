@@ -46,7 +46,7 @@ class Route(ABC):
 
     @abstractmethod
     def _servers(self) -> Sequence[Any]:
-        """Return redis-py's clients for the last known servers with chunks."""
+        """Return redis-py's clients for the known servers that store chunks."""
 
     async def open(self) -> None:
         with translated():

@@ -76,7 +76,7 @@ class RedisTier(SecondaryTierManager):
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
         self._manifest = context.namespace.manifest_json().encode()
-        # The next value is probably as long as the last one.
+        # The next value is probably as long as the previous value.
         self._value_bytes = context.object_bytes
         self._opened = AsyncExitStack()
         self._has_warned = False
@@ -154,7 +154,7 @@ class RedisTier(SecondaryTierManager):
             )
 
     def _manifest_beside(self, exchanges: Sequence[Exchange]) -> list[Exchange]:
-        """Return a request that restores a lost manifest, if a chunk is stored on its server."""
+        """Return a request to restore a lost manifest, if the batch uses the manifest's server."""
         # The batch must not wait for a server that stores none of its chunks.
         name = self._names.manifest
         with suppress(TierError):

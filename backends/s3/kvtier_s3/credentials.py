@@ -20,7 +20,7 @@ class CurrentCredentials(AioCredentials):  # type: ignore[misc]
     """The current credentials; after a refusal by the server, a search may replace them.
 
     All requests, including botocore's, are signed with this object, so a change applies at once.
-    Credentials in the options are not searched for, because the runner rereads their files.
+    Credentials in the options need no search, because the runner rereads their files.
     """
 
     def __init__(self, config: S3TierConfig, clock: Clock, logger: logging.Logger) -> None:

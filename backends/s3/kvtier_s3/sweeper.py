@@ -27,9 +27,9 @@ class Sweeper:
     """A task that deletes old chunks at intervals, in one of the processes that share a prefix.
 
     At each interval, every process writes a small object, its signature, under a name that begins
-    with the process's start time. The process with the smallest recent name is elected, and deletes
-    chunks. Ages come from the server's listing, not from a process's clock. If two elected
-    processes act in one interval, both delete the same oldest chunks.
+    with the process's start time. Among recent signatures, the smallest name elects the process
+    that deletes chunks. Ages come from the server's listing, not from a process's clock. If two
+    elected processes act in one interval, both delete the same oldest chunks.
     """
 
     def __init__(

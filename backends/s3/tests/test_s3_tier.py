@@ -73,7 +73,7 @@ async def test_what_is_no_chunk_is_not_listed(bench):
     namespace = f"{bench.prefix}/{bench.namespace.fingerprint}"
     shard, _, _ = bench.name(b"\xab").rpartition("/")
     strangers = [f"{shard}/{name}" for name in ("notes.txt", "abc.kv", "AB.kv", "more/ab.kv")]
-    # These objects have names of chunks, but are not in a shard of the namespace.
+    # These objects are named like chunks, but are not in a shard of the namespace.
     strangers += [f"{namespace}/ab.kv", f"{namespace}/xy/ab.kv"]
     async with bench.client() as client:
         for name in strangers:

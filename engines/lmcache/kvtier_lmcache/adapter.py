@@ -73,7 +73,7 @@ class _Task:
     operation: Operation
     keys: Sequence[ObjectKey]
     succeeded: list[bool]
-    ended: threading.Event | None = None  # for the caller of a deletion; LMCache polls other tasks
+    ended: threading.Event | None = None  # wakes the caller of a deletion; other tasks are polled
     open_parts: int = 0
     moved_bytes: int = 0
 
@@ -254,7 +254,7 @@ class KVTierL2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 meta.shapes or [meta.shape], meta.dtypes or [meta.dtype], self._serde
             )
             slot = None
-            # Skip an object whose length is not the layout's, because lookups would miss it.
+            # Skip an object whose length differs from its layout's, because lookups would miss it.
             if memory_object.get_size() == layout.size_bytes:
                 slot = self._memory.slot_at(memory_object.data_ptr, layout.size_bytes)
             self._layouts[_kind_of(key)] = layout

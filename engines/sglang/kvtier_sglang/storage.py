@@ -47,7 +47,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     after the deadline.
 
     Args:
-        storage_config: SGLang's configuration; ``extra_config`` has kvtier's option ``tier``.
+        storage_config: SGLang's configuration; ``extra_config`` contains kvtier's option ``tier``.
         kwargs: not used.
 
     Raises:

@@ -65,7 +65,7 @@ def _block_hashes(
 ) -> list[bytes]:
     hashes = []
     parent = seed
-    # vLLM adds the salt to the first block only; its hash enters the hashes of all later blocks.
+    # vLLM adds the salt only to the first block, whose hash enters the hashes of all later blocks.
     extra = (("cache_salt", salt),) if salt else None
     for start in range(0, len(tokens) - size + 1, size):
         parent = function((parent, tuple(tokens[start : start + size]), extra))

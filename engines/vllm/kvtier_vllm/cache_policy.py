@@ -31,7 +31,7 @@ class _Request:
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
     """The eviction policy ``returns``, for vLLM's option ``eviction_policy``.
 
-    vLLM passes on neither hints nor the reasons why answers end, so the policy gets neither.
+    vLLM gives a policy no hints, and does not tell it why answers end.
     """
 
     def __init__(self, cache_capacity: int) -> None:
@@ -43,8 +43,8 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
         self._policy = load_policy("returns")()
         self._policy.open(self.cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        # Requests by id. If vLLM does not report the end of a request, the entry stays. This may
-        # happen after a cache reset.
+        # Requests by id. An entry stays if vLLM never reports the end of the request, as can happen
+        # after a cache reset.
         self._running: dict[str, _Request] = {}
         # Chunks not yet reported to the policy, and their requests.
         self._new: dict[OffloadKey, _Request] = {}
@@ -71,7 +71,7 @@ class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
             self._count_down(self._new[key])
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        # Report the chunk, which removes it from ``_new``. Otherwise, the next mark_evictable()
+        # Report the chunk now, to remove it from ``_new``. Otherwise, the next mark_evictable()
         # would count the chunk a second time.
         if key in self._new:
             self._tell_new()

@@ -37,7 +37,7 @@ _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 
 _WRAPPED = "wrapped_by_kvtier"
 
-#: kvtier's totals that vLLM's log line about transfers shows.
+#: kvtier's totals in vLLM's log line about transfers.
 _LOGGED = tuple(
     f"kvtier_{name}_total"
     for name in (

@@ -31,8 +31,8 @@ class KVTierCPUTieringSpec(TieringOffloadingSpec):  # type: ignore[misc]
         if self._manager is None and current_platform.is_cpu():
             manager = super().get_manager()
             try:
-                # Close the lease after the check. The scheduler stays a member, because vLLM's
-                # region keeps the file open.
+                # Close the lease after the check. The scheduler stays a member without it, because
+                # vLLM's region keeps the file open.
                 lease = enter(self._scheduler_mmap, self.config.parallel.world_size, None)
                 with closing(lease):
                     refuse_absent(lease.absent())

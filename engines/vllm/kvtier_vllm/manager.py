@@ -78,7 +78,7 @@ class _Request:
         step: the step of the request's latest lookup.
         first: the first chunk that was looked up in that step.
         is_waiting: true if the request waits, whatever further lookups in that step find.
-        retried: the chunk answered last in a wait if its answer was ``RETRY``, otherwise ``None``.
+        retried: the latest chunk looked up in a wait, if its answer was ``RETRY``, else ``None``.
     """
 
     context: RequestContext
@@ -90,9 +90,9 @@ class _Request:
 
     def answer_waiting(self, key: OffloadKey) -> EngineLookupResult:
         """Return an answer that makes vLLM postpone the request without many more lookups."""
-        # After one ``RETRY`` vLLM postpones the request, whatever the later answers are. A ``MISS``
-        # for the group's next chunk then ends vLLM's scan of a prefix. A ``MISS`` does not end the
-        # scan of a sliding window, so a window's chunks get the two answers in turn.
+        # After one ``RETRY`` vLLM postpones the request, whatever the later answers are. So answer
+        # ``MISS`` for the group's next chunk, to end vLLM's scan of a prefix. A ``MISS`` does not
+        # end the scan of a sliding window, so its chunks get ``RETRY`` and ``MISS`` in turn.
         retried = self.retried
         if retried is None or retried == key or _group(retried) != _group(key):
             self.retried = key

@@ -121,7 +121,7 @@ def _are_one(snapshots: list[Path]) -> bool:
 
 
 def _is_the_hubs(snapshot: Path) -> bool:
-    """Return true if the config and the weights are links to blobs, as the hub's client creates."""
+    """Return true if config and weights are links to blobs, as the hub's client creates them."""
     blobs = snapshot.parent.parent / "blobs"
     files = _files(snapshot, _CONFIGS + _WEIGHTS)
     return _is_whole(snapshot) and all(file.parent == blobs for _, file in files)

@@ -142,7 +142,7 @@ class SpecOptions(EngineOptions, TieringConfig):
 
     @property
     def config(self) -> TieringConfig:
-        """The manager's options, under the manager's names."""
+        """The manager's options, under their names in ``TieringConfig``."""
         fields = {name: getattr(self, name) for name in TieringConfig.model_fields}
         return TieringConfig.model_construct(self.model_fields_set & fields.keys(), **fields)
 

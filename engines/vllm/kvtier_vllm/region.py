@@ -39,7 +39,7 @@ class JoinedRegion(SharedOffloadRegion):  # type: ignore[misc]
 
 def enter(region: SharedOffloadRegion, workers: int, worker: int | None) -> PoolFile:
     """Join the replica that shares a region; the last member to join removes the region's name."""
-    # Unset this flag, because vLLM would remove the name again when the creator exits.
+    # Unset this flag, so that vLLM does not remove the name when the creator exits.
     region._creator = False
     return PoolFile.enter(region.fd, region.mmap_path, workers=workers, worker=worker)
 

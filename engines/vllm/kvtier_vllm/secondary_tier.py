@@ -319,7 +319,7 @@ class KVTierSecondaryTier(SecondaryTierManager, TierListener):  # type: ignore[m
         self._savings = Savings(self._tier.stats, self._identity.namespace, None)
 
     def _settle(self) -> None:
-        """If the namespace differs from the expected one, reopen the tier under it."""
+        """Reopen the tier once the namespace is certain, if the expected namespace was wrong."""
         if not self._identity.settle():
             return
         name = self._spec.name

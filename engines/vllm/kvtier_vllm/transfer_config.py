@@ -26,7 +26,7 @@ POOL_DIRECTORY = "/dev/shm"
 CONNECTOR = "OffloadingConnector"
 _HOST_SPEC = "KVTierOffloadingSpec"
 _CPU_SPEC = "KVTierCPUTieringSpec"
-#: ``OUR_SPECS`` are kvtier's own. ``GUEST_SPECS`` have vLLM's manager and accept kvtier's tiers.
+#: ``OUR_SPECS`` are kvtier's own. ``GUEST_SPECS`` use vLLM's manager and accept kvtier's tiers.
 OUR_SPECS = (_HOST_SPEC, _CPU_SPEC)
 GUEST_SPECS = ("TieringOffloadingSpec", _CPU_SPEC)
 
@@ -66,7 +66,7 @@ def make_transfer_config(
     model_revision: str | None = None,
     services: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Build the argument of ``vllm serve --kv-transfer-config``; only our manager has services."""
+    """Build the argument of ``vllm serve --kv-transfer-config``; only our manager uses services."""
     revision = {} if model_revision is None else {"model_revision": model_revision}
     extra: dict[str, Any]
     if our_manager:
@@ -153,7 +153,7 @@ def _check_module(module: object, place: Place, class_name: str) -> None:
 def _may_hold(module: str, class_name: str) -> bool:
     if module.partition(".")[0] in (__package__, "kvtier_sdk"):
         return module in (__package__, f"{__package__}.{HOMES[class_name]}")
-    # Ignore any error, because find_spec imports parent packages, which may raise it.
+    # Ignore all errors, because find_spec imports parent packages, which may raise any error.
     with suppress(Exception):
         return find_spec(module) is not None
     return False

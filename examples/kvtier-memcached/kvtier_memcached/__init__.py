@@ -58,7 +58,7 @@ class MemcachedTier(kv.ChunkTierManager):
                 await connection.send([b"stats settings\r\n"])
                 text = await connection.receive_until(b"END\r\n", most_bytes=2**16)
             found = re.search(rb"item_size_max (\d+)", text)
-            # Allow 512 bytes more, because an item also contains the value's name and a header.
+            # Add 512 bytes, because an item also contains the value's name and a header.
             if found and int(found[1]) < self.config.piece_bytes + 512:
                 raise kv.ConfigError(f"option 'piece': {server} takes items up to {int(found[1])}")
 

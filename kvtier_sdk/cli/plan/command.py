@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options to show. For each, ``checks`` has the second half's forecast and facts."""
+    """The options, and as ``checks`` each one's forecast and facts for the trace's second half."""
 
     policy: str
     options: Sequence[Option]

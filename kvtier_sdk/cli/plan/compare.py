@@ -90,7 +90,7 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
     days = Work.of(workload, 0, 0.0, 1.0).span_s / DAY_S
     traffic = Traffic(workload)
-    # The pool's hits include the hits on the device, because kvtier does not count those.
+    # kvtier does not count the hits on the device, so the pool's hits below include them.
     absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in tiers)
     if not host["stored_chunks"] or absent > traffic.chunks:
         raise _other_time(socket, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")

@@ -26,7 +26,7 @@ _OURS = ("kvtier replay", "kvtier bench", "kvtier check")
 
 
 def check_bystanders(tiers: Iterable[TierSpec], clock: Clock, tool: str = "replay") -> None:
-    """Raise :class:`ReplayError` if a tier with NAMESPACES could evict other programs' chunks."""
+    """Raise :class:`ReplayError` if a tier that lists namespaces could evict others' chunks."""
     for spec in tiers:
         if Capability.NAMESPACES not in spec.tier_class.capabilities:
             continue

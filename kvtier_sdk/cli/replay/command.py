@@ -111,7 +111,7 @@ def replay_command(
     """Play a workload through the tiers, without an engine but with real bytes.
 
     Each chunk's content is computed from its key, and is compared whenever the chunk is loaded.
-    One request follows another, and waits where an engine would skip, so the hit rate is exact.
+    Requests run one at a time, and wait where an engine would skip a chunk, so hit rates are exact.
     The exit status is 0 if all is well, 1 if a byte was wrong or a tier does not open, 2 if the
     configuration, an option or the trace is wrong, 3 after an unexpected error.
     """

@@ -79,8 +79,8 @@ def explain_command(
 ) -> None:
     """Explain why chunks are found or not: which are present, absent or damaged in each tier.
 
-    The engines at the configuration's admin_socket say why a chunk is absent. Show the most similar
-    other namespace in each tier too, with the facts that differ. Nothing is changed. For example
+    The engines at the configuration's admin_socket say why a chunk is absent. Each tier's most
+    similar other namespace is shown with the differing facts. Nothing is changed. For example
 
         kvtier tier explain kv.toml --namespace 3f9a --tokens prompt.json
 

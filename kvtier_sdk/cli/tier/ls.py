@@ -34,9 +34,9 @@ def ls_command(
 
         kvtier tier ls file:///data/kv
 
-    For compressed chunks, the output also has their length when loaded, and the ratio. In a bucket,
-    which records no uses, ages count from the time of storing. The exit status is 1 if a tier could
-    not be read.
+    For compressed chunks, the output also shows their length when loaded, and the ratio. In a
+    bucket, which records no uses, ages count from the time of storing. The exit status is 1 if a
+    tier could not be read.
     """
     target, timeout_s = read_target(tiers), read_timeout(timeout)
     selection = Selection.read(namespace, model)

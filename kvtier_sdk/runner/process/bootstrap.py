@@ -73,7 +73,7 @@ def write_bootstrap(
 
 
 def read_bootstrap(bootstrap: Mapping[str, Any]) -> tuple[TierSpec, Namespace, PoolLayout]:
-    """Decode bootstrap data; raise ConfigError if the tier would differ from the engine's."""
+    """Decode bootstrap data; raise ConfigError if they would not restore the engine's settings."""
     name = bootstrap["name"]
     place = Place(f"tier {name!r}")
     if bootstrap["version"] != PROTOCOL_VERSION:

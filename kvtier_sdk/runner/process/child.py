@@ -67,7 +67,7 @@ class Child:
         self._sending = False
         self._tier_loop: TierLoop | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop has only weak references
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps only weak references
         self._ending = False
 
     def serve(self) -> NoReturn:
@@ -152,7 +152,7 @@ class Child:
             clock=self._clock,
             report=self._take_report,
             announce=lambda event: self._send(message(Kind.INVENTORY, write_event(event))),
-            # Ask the engine to kill this process, which frees the slots of hanging calls.
+            # Ask the engine to kill this process, because its end frees the slots of hanging calls.
             give_up=lambda: self._send(message(Kind.HUNG)),
         )
 
@@ -245,7 +245,7 @@ def _watch_parent(control: socket.socket) -> None:
     with contextlib.suppress(OSError):
         watched.register(os.pidfd_open(os.getppid()), select.POLLIN)
     watched.poll()
-    # The shutdown makes a loop that is not stuck read the end of file and close the tier.
+    # After the shutdown, a loop that is not stuck reads the end of file and closes the tier.
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RD)
     threading.Event().wait(_ORPHAN_END_S)
@@ -253,7 +253,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    # Replace closed streams, because a socket with a stream's number would get a library's output.
+    # Replace closed streams, or a socket may get a stream's number, and then a library's output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

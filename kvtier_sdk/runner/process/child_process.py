@@ -320,7 +320,7 @@ def _socket_pair() -> tuple[Channel, socket.socket]:
 
 
 def copy_fd(fd: int) -> int:
-    # The child needs 0 to 2 for its streams, but the engine may use them for other files.
+    # The child needs descriptors 0 to 2 for its streams, but the engine may use them for files.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 

@@ -261,7 +261,7 @@ async def _wait_until_gone(subject: TierSubject, left: Callable[[], list[str]]) 
 
 @asynccontextmanager
 async def _watched_loop(subject: TierSubject) -> AsyncIterator[list[str]]:
-    """Watch the loop from a thread; yield a list for the stack of a call that blocks the loop."""
+    """Watch the loop from a thread, which adds the stack of a blocking call to the yielded list."""
     interval_s = subject.blocking_s / _WAKES
     loop_thread = threading.get_ident()
     blocked_at: list[str] = []

@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # The wait begins at the second step's end, as the manager may query the tier only
-                # then. It ends at this step's beginning, because the manager reads its clock later.
+                # Count the shortest possible wait: the manager may query the tier only at the
+                # second step's end, and reads its clock after this step's beginning.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

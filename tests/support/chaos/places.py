@@ -37,7 +37,7 @@ _TMPFS_BYTES = 64 * 2**20
 # Enough inodes for the directories of a namespace and for a few hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# Once the second model has more chunks than this, its first request has been stored.
+# If the second model has more chunks than this, its whole first request has been stored.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6
@@ -190,7 +190,7 @@ class ServedPlace(Place):
 
     @abstractmethod
     def _empty(self) -> None:
-        """Remove the chunks while the server is down."""
+        """Remove the stopped server's chunks."""
 
     @contextmanager
     def server_killed(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ LOOKUP_DEADLINE_S = 0.1
 _NAMESPACE = Namespace({"engine": "chaos", "model": MODEL})
 #: A tier that does not start or recover within this time counts as lost.
 _PATIENCE_S = 60.0
-#: A store reported within this time after a destruction may have ended before the destruction.
+#: The longest delay between a store's end and its report. The chunk can be destroyed meanwhile.
 _REPORT_DELAY_S = 0.5
 #: More requests than any scenario plays.
 _REQUESTS = 10_000

@@ -144,7 +144,7 @@ def _pieces(data: bytes) -> list[int]:
 
 
 def manifest(data: bytes) -> None:
-    """Any JSON object makes a namespace, which can be compared with any manifest."""
+    """Any JSON object can serve as a namespace's facts, and be compared, written and read again."""
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ from kvtier_sdk import HostPool, PoolLayout
 from support.gpu.accelerator import MIB
 from support.gpu.copies import Bytes
 
-#: The fewest slots in /dev/shm: enough for a test, but too few to measure seconds per GB.
+#: The fewest slots of a pool in /dev/shm: enough for tests, but too few to measure s/GB.
 _MIN_SLOTS = 16
 
 

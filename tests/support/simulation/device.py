@@ -88,7 +88,7 @@ class Device:
         self.live = []
 
     def flush(self) -> None:
-        """Complete the stale copies, which read and write their slots until then."""
+        """End the stale copies, which read and write their slots until then."""
         for copy in self.stale:
             if not copy.writes:
                 self._compare(copy)

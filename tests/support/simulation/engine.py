@@ -53,7 +53,7 @@ class Engine:
         self.requests: list[_Request] = []
         # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
-        # The number of chunks stored by requests that have ended. No tier is offered these chunks.
+        # The number of chunks whose copy ended after their request. They are offered to no tier.
         self.kept_back = 0
         self._manager = world.manager
         self._inside = world.inside
@@ -92,8 +92,8 @@ class Engine:
 
     def end_step(self, preempted: Sequence[str] = (), *, is_calm: bool = False) -> None:
         asked = None if is_calm else self._hints.of_operator()
-        # Skip a pin during prefetches, because the record does not see prefetches that take the
-        # pin's room.
+        # Skip a pin during prefetches, because a prefetch could use the pin's budget in the same
+        # call, and the record would not notice.
         if asked is not None and asked.hint.verb is Verb.PIN and self._inside.prefetches:
             asked = None
         if asked is not None:

@@ -72,7 +72,7 @@ class Inside:
                 yield key
 
     def count_offers_again(self) -> Counter[ManagedTier]:
-        """Count the chunks offered to each tier again. With a compiled core the count stays 0."""
+        """Count the chunks offered again to each tier. With a compiled core the count stays 0."""
         cascade = self._manager._cascade
         take_failed = cascade._take_failed
         counts: Counter[ManagedTier] = Counter()

@@ -100,7 +100,7 @@ class LeaseRecord:
                     self._unborn.add(key)
 
     def check_share(self, tenant: str, wanted: Collection[OffloadKey]) -> None:
-        """Check that the manager could not lease more chunks to a tenant that wanted more."""
+        """Check that a tenant that wanted more leases could not get more."""
         if len(self.held) < self._budget:
             self._breach(
                 "a tenant gets its share", f"{tenant!r} got less, {len(self.held)} are held"

@@ -39,7 +39,7 @@ class HintRecord:
 
     def __init__(self, world: World) -> None:
         self.leases = LeaseRecord(world)
-        # Chunks stored by requests that have ended, and not used by another request since.
+        # Chunks stored by requests that had already ended, and not used by another request since.
         self.withheld: set[OffloadKey] = set()
         self._manager = world.manager
         self._inside = world.inside

@@ -340,7 +340,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # Extend the limits on waits, because the plan's steps may be shorter than this step.
+            # Extend the limits on waits, which assume the plan's steps: those may be shorter.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:

@@ -35,7 +35,7 @@ _LIMIT_S = 0.5
 
 class BrokenTier(ShelfTier):
     fails: ClassVar[str]
-    # Text of the check's error, besides the rule.
+    # Text that the check's error must contain, in addition to the rule.
     message: ClassVar[str] = ""
     # Arguments for :class:`kvtier_sdk.testing.TierSubject`.
     settings: ClassVar[dict[str, Any]] = {}

@@ -26,7 +26,7 @@ from support.tiers.shelf import ShelfName, ShelfTier
 
 class OddTier(ShelfTier):
     settings: ClassVar[dict[str, Any]] = {}
-    # True if its oddity matters to the checks that start processes.
+    # True if the tier's oddity matters to the checks that start processes.
     in_processes: ClassVar[bool] = False
 
 
@@ -180,7 +180,7 @@ class Impatient(OddTier):
 
 
 class Forgetful(OddTier):
-    """Holds eight chunks, and evicts the oldest to make room for a new one."""
+    """Stores at most eight chunks, and evicts the oldest to make room for a new chunk."""
 
     def put(self, key: OffloadKey, stored: bytes) -> None:
         super().put(key, stored)

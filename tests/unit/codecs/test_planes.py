@@ -261,7 +261,7 @@ def test_another_length_is_refused(dtype):
 def test_damaged_bytes_are_refused_or_decoded_alike(compiled, dtype, data):
     payload = normal(dtype, BLOCK + 256) + b"end"
     stored = bytearray(encode(dtype, payload))
-    # Most bytes hold signs and mantissas, which may have any value, so damage heads and tables.
+    # Most bytes are signs and mantissas, which may have any value. Damage heads and tables too.
     head, end = BLOCK * REST_BITS.get(dtype, 0) // 8, len(stored) - 1
     places = st.integers(0, end) | st.integers(head, head + 40) | st.integers(end - 40, end)
     for at, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), max_size=8)):

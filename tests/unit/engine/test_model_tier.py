@@ -26,7 +26,7 @@ touches: queue.Queue[Sequence[OffloadKey]] = queue.Queue()
 
 
 class FindingTier(MemoryTier):
-    """A tier that finds every chunk. It reports no usage: a report wakes the model's thread."""
+    """Finds every chunk. Reports no usage, because a report would wake the model's thread."""
 
     capabilities = Capability.TOUCH
 

@@ -138,8 +138,8 @@ V1 = {
     [
         ("0::/pod/box\n", V2, "pod"),
         ("9:cpu:/x\n4:memory:/box\n", V1, "memory/box"),
-        # In a container, /proc shows the group's path on the host, but the top of the mount is the
-        # container's group.
+        # In a container, /proc shows the path of the container's group on the host, but the mount
+        # begins at this group.
         ("4:memory:/docker/1234\n", {k.replace("box/", ""): v for k, v in V1.items()}, "memory"),
         ("0::/../elsewhere\n", {k.replace("pod/", ""): v for k, v in V2.items()}, ""),
     ],

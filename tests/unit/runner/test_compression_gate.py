@@ -21,7 +21,7 @@ CHUNK_BYTES = 65_536
 KEY = b"k" * 36
 LOAD, STORE = Operation.LOAD, Operation.STORE
 EXPAND_S = 0.001
-#: The time per byte at which compressing KV by a factor of 1.49 neither gains nor loses time.
+#: The link's time per byte at which compression by a factor of 1.49 neither saves nor costs time.
 EVEN_S = EXPAND_S / CHUNK_BYTES / (1 - 1 / 1.49)
 
 

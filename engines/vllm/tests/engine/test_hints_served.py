@@ -25,7 +25,7 @@ from vllm_server import (
 
 PAGE = Path(__file__).parents[4] / "docs" / "agents.md"
 BLOCK_TOKENS = 128
-#: Chunks per prompt. One prompt fits into the quarter of the pool's 64 slots that hints may use.
+#: Chunks per prompt. Hints may use a quarter of the pool's 64 slots, enough for one prompt.
 CHUNKS = 10
 #: Number of prompts in a flood: enough to fill the pool twice and the device many times.
 FLOOD = 13

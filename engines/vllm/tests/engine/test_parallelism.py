@@ -224,7 +224,7 @@ def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: 
     assert payloads[True, 1] == payloads[True, 2]
 
 
-#: Each case is a model, a parallelism without a canonical layout, and vLLM's error.
+#: Each case is a model, a parallelism that vLLM does not certify for it, and vLLM's error.
 UNCERTIFIED = [
     pytest.param("llama", 1, 2, "could not be certified", id="pipeline"),
     pytest.param("narrow values", 2, 1, "could not certify every layer", id="values"),

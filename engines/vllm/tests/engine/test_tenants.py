@@ -54,7 +54,7 @@ class Fleet:
         return metric(self.ports[engine], "kvtier_stored_chunks_total", tier=tier)
 
     def explained(self, tenant: str, prompt: str) -> list[list[str]]:
-        """Return the states of the chunks, once for vLLM's tokens and once for the tokenizer's."""
+        """Return the chunks' states, first with vLLM's tokens, then with the tokenizer's tokens."""
         model, tokens, text = (self.folder / of for of in ("model", "tokens.json", "prompt.txt"))
         text.write_text(prompt)
         body = {"model": str(model), "prompt": prompt}

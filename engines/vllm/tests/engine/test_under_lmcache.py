@@ -18,7 +18,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def forget(engine: Engine, server: LMCacheServer) -> None:
-    # Make another step, because LMCache frees stored blocks only then.
+    # Run another step, because LMCache frees stored blocks only then.
     engine.settle()
     assert engine.reset_device()
     server.forget()

@@ -19,7 +19,7 @@ def on_platform(monkeypatch: pytest.MonkeyPatch, name: str, device_type: str) ->
     is_gpu = device_type == "cuda"
     monkeypatch.setattr(type(current_platform), "is_cuda_alike", lambda self: is_gpu)
     for spec in (our_spec, tiering_spec):
-        # vLLM's worker needs a GPU, so a substitute only keeps and releases the shared memory.
+        # vLLM's worker needs a GPU, so use a substitute that only keeps and releases the memory.
         monkeypatch.setattr(
             spec,
             "CPUOffloadingWorker",
