@@ -114,7 +114,7 @@ class _Client(socketserver.StreamRequestHandler):
 
 
 def make_directory(path: Path) -> None:
-    """Create this user's default directory and check that it is private; ignore other paths."""
+    """If ``path`` is this user's default directory, create it and check that it is private."""
     if path == own_directory():
         found = None
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The measured programs for Mooncake: the tier, and direct calls to Mooncake's client."""
+"""The ways to measure Mooncake: the tier, and direct calls to Mooncake's client."""
 
 from __future__ import annotations
 

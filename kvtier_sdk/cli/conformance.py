@@ -53,7 +53,7 @@ def conformance_command(
     """Run the conformance kit against an installed backend, rule by rule.
 
     Use a separate store, because the checks leave chunks there. A rule is skipped if it needs an
-    ability that the backend does not declare, or if only a hook of the author's tests can check it.
+    ability that the backend does not declare, or a hook from its author's tests.
     The exit status is 1 if a rule fails.
 
         kvtier conformance file --option root=/tmp/kv --json record.json

@@ -16,9 +16,9 @@ from kvtier_sdk.types import Capability, Usage
 
 T = TypeVar("T")
 
-#: The time limit for one query of the usage, and for listing the namespaces.
+#: The time limit for one usage query, and for listing the namespaces.
 _ANSWER_S = 5.0
-_INTERVAL_S = 5.0  # between queries of the usage
+_INTERVAL_S = 5.0  # between usage queries
 #: Namespaces that differ in more facts than this are assumed to be unrelated.
 _MOST_FACTS = 2
 _ADVICE = {

@@ -57,7 +57,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        self._has_failed = False  # true once a write-through tier has missed a chunk
+        self._has_failed = False  # true once any write-through tier lacks a chunk
         self.missing = 0  # the most slots that a store has lacked since the last step ended
         # False if every tier gets each chunk as soon as it is written. Offers then need no record.
         self.tracks = False

@@ -1,4 +1,4 @@
-"""Carries out hints of callers and operators: grants leases, prefetches, and ends sessions."""
+"""Carries out callers' and operators' hints: leases, prefetches and ends of sessions."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Slot:
         self.index = index
         self.key = key  # meaningless in a free or quarantined slot
         self.state: SlotState = SlotState.FREE
-        self.pins = 0  # of the writer, copies to the device, stores into tiers, and claims
+        self.pins = 0  # held by the writer, device copies, stores into tiers, and claims
         # The step of the last ``HIT``. ``prepare_load`` must find the chunk until this step ends.
         self.hit_step = -1
         self.used_s = 0.0

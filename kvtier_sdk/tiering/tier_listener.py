@@ -1,4 +1,4 @@
-"""The callbacks that a tier's client makes to report to the engine."""
+"""The callbacks by which a tier's client reports to the engine."""
 
 from __future__ import annotations
 

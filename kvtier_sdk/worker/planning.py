@@ -37,7 +37,7 @@ class GroupLayout:
     addresses: Int64s  # address of the segment in block 0
     strides_bytes: Int64s  # distance from the segment in one block to the segment in the next
     lengths_bytes: Int64s  # length of the segment
-    offsets_bytes: Int64s  # offset in a chunk of the first block's segment
+    offsets_bytes: Int64s  # offset of the first block's segment in a chunk
     steps_bytes: Int64s  # distance in a chunk from one block's segment to the next block's
 
     @property

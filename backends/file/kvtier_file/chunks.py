@@ -29,8 +29,8 @@ _STORED_NS = 1_000_000
 #: A recorded time of use is a multiple of this number, plus the count of earlier uses.
 USE_NS = 100
 MOST_EARLIER_USES = 15
-#: Uses in the same second of the clock count once, because the SDK loads a chunk and then touches
-#: it. If a use counted only after a pause, constant use would never raise the count.
+#: Uses in the same second of the clock count once, because the SDK both loads and touches a chunk.
+#: If a use counted only after a pause, constant use would never raise the count.
 SAME_USE_NS = 1_000_000_000
 
 

@@ -154,7 +154,7 @@ class SharedUsage:
         self._header.reservations[self._lease] = reservation
 
     def _other_leases(self) -> list[str]:
-        """Return all other leases. Leases with reservations come first: their owners probably live."""
+        """Return all other leases. Leases with reservations come first: they are probably held."""
         leases = dict.fromkeys([*self._header.reservations, *self._files.leases.names()])
         return [one for one in leases if one != self._lease]
 

@@ -50,7 +50,7 @@ class Exchange:
     name: bytes
     parts: Sequence[bytes | memoryview]  # no part is empty
     target: Sequence[memoryview] = ()  # buffers for the requested value; empty for other requests
-    guess_bytes: int = 0  # the value's likely length; a copy is saved if its digit count is right
+    guess_bytes: int = 0  # the value's likely length; the right digit count avoids a copy
     success: Kind = Kind.OK  # the expected kind of reply, if the request is not for a value
     or_absent: bool = False  # true if ``Kind.ABSENT`` is expected too
     outcome: Reply | TierError | None = None  # ``None`` until the request ends

@@ -41,7 +41,7 @@ class Route(ABC):
         """Return the last known server of a key."""
 
     def suspect(self) -> None:
-        """Start a search for the servers in the background, if their addresses can change."""
+        """Start a background search for the servers, if their addresses can change."""
         return
 
     @abstractmethod

@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options, and as ``checks`` each one's forecast and facts for the trace's second half."""
+    """The options; ``checks`` pairs each one's forecast for the second half with the facts."""
 
     policy: str
     options: Sequence[Option]

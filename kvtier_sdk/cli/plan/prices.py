@@ -105,7 +105,7 @@ class Work(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A host pool, with or without a tier behind it. Costs are per month, other figures per day."""
+    """A host pool, with or without a tier. Costs are per month, requests and writes per day."""
 
     pool_bytes: int
     tier: str

@@ -186,7 +186,7 @@ async def check_namespaces_are_listed(subject: TierSubject) -> None:
 
 @check(Capability.NAMESPACES, Medium.STORAGE, says="``open`` makes no namespace and evicts nothing")
 async def check_maintenance_makes_no_namespace(subject: TierSubject) -> None:
-    """A tier that is opened for maintenance leaves no trace of a namespace without chunks."""
+    """A tier that is opened for maintenance does not create its namespace."""
     unused = subject.new_namespace()
     async with subject.opened() as probe:
         await probe.put(subject.new_keys(1))

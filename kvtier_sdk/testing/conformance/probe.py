@@ -155,7 +155,7 @@ class Probe:
         return lent
 
     def content(self, key: OffloadKey, version: int = 0, object_bytes: int | None = None) -> bytes:
-        """Return a ``version`` of the chunk ``key``, with ``object_bytes`` or in full length."""
+        """Return a ``version`` of the chunk ``key``, ``object_bytes`` long or at full length."""
         return content_of(key, version, object_bytes or self.object_bytes)
 
     async def put(
