@@ -5,8 +5,9 @@ Usage, in the engine's environment: python benchmarks/engine_storage.py lmcache|
 Each storage stores and loads one batch, with the calls that the engine's own threads make. Each
 batch contains new random bytes, which are all compared after the load. After each load, the
 storage's files are unlinked and dirty pages are written back, so every store begins with an idle
-disk. A load reads the bytes from the page cache or, in the group "disk", from the disk. CPU time
-covers this process and the tiers' processes, but not servers. Only kvtier's storages check digests.
+disk. Before a store, a file of twice the batch is written and removed. A load reads the bytes from
+the page cache or, in the group "disk", from the disk. CPU time covers this process and the tiers'
+processes, but not servers. Only kvtier's storages check digests.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The same value as in file_io.py. */
@@ -48,8 +49,8 @@
 #define DIRECT_BYTES_PER_THREAD (1 << 20)
 #define CACHED_BYTES_PER_THREAD (8 << 20)
 #define MOST_THREADS 8
-#define STACK_BYTES (256 << 10)
 #define DIGEST_BYTES 16
+#define MOST_WAITS 1000 /* a millisecond each */
 /* A piece fits into a processor's own cache. Smaller pieces would need more system calls. */
 #define PIECE_BYTES (256 << 10)
 
@@ -94,7 +95,7 @@ struct file {
     unsigned char *digest;
 };
 
-/* The functions below make the system calls, without the interpreter lock. */
+/* The functions below run without the interpreter lock, except as noted. */
 
 /* Return a time in nanoseconds, or -1 if the time is before the epoch or after latest_ns. */
 static long long ns_of(struct timespec time, long long latest_ns)
@@ -257,6 +258,7 @@ static bool take_over(int fd, off_t bytes)
            && (status.st_size <= bytes || ftruncate(fd, bytes) == 0);
 }
 
+/* Needs the interpreter lock. */
 static bool get_header(struct file *file)
 {
     PyObject *header = PyObject_GetAttrString(file->transfer, "header");
@@ -265,11 +267,13 @@ static bool get_header(struct file *file)
     return is_got;
 }
 
-/* Digest a store's payload, and let the transfer write the header. */
-static bool seal(const struct call *call, struct file *file)
+/* No thread may ask for the interpreter lock once the interpreter ends. */
+static atomic_bool is_ending;
+static atomic_int sealing;
+
+/* Let the transfer write the header with the payload's digest. */
+static bool seal_header(struct file *file)
 {
-    if (!digest_payload(call, file, -1, file->payload.len))
-        return false;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *sealed = PyObject_CallMethod(file->transfer, "seal", "y#", file->digest,
                                            (Py_ssize_t)DIGEST_BYTES);
@@ -278,6 +282,16 @@ static bool seal(const struct call *call, struct file *file)
         PyErr_Clear();
     Py_XDECREF(sealed);
     PyGILState_Release(state);
+    return is_sealed;
+}
+
+static bool seal(const struct call *call, struct file *file)
+{
+    if (!digest_payload(call, file, -1, file->payload.len))
+        return false;
+    atomic_fetch_add(&sealing, 1);
+    bool is_sealed = !atomic_load(&is_ending) && seal_header(file);
+    atomic_fetch_sub(&sealing, 1);
     return is_sealed;
 }
 
@@ -366,7 +380,6 @@ static void *work_on(void *shared)
 static void work_in_threads(struct work *work)
 {
     pthread_t helpers[MOST_THREADS - 1];
-    pthread_attr_t attributes;
     sigset_t all, before;
     Py_ssize_t bytes = 0, started = 0;
     for (Py_ssize_t index = 0; index < work->count; index++)
@@ -377,16 +390,14 @@ static void work_in_threads(struct work *work)
     /* sysconf reads a file of /sys, so call it only if the result may matter. */
     if (wanted > 1 && !is_direct)
         wanted = least(wanted, sysconf(_SC_NPROCESSORS_ONLN));
-    if (wanted > 1 && pthread_attr_init(&attributes) == 0) {
-        (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    if (wanted > 1) {
         /* Block all signals in the new threads: the interpreter's threads must handle them. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         while (started < wanted - 1
-               && pthread_create(&helpers[started], &attributes, work_on, work) == 0)
+               && pthread_create(&helpers[started], NULL, work_on, work) == 0)
             started++;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attributes);
     }
     work_on(work);
     while (started > 0)
@@ -443,7 +454,8 @@ static PyObject *run(struct call *call, PyObject *items, parser parse, operation
     } else {
         Py_CLEAR(result);
     }
-    for (Py_ssize_t index = 0; index < parsed; index++) {
+    /* If an item could not be parsed, it may have a buffer too. */
+    for (Py_ssize_t index = 0; index < count; index++) {
         PyBuffer_Release(&files[index].header);
         PyBuffer_Release(&files[index].payload);
     }
@@ -537,6 +549,18 @@ static PyObject *py_digest(PyObject *module, PyObject *arguments)
     return is_good ? PyBytes_FromStringAndSize((char *)digest, DIGEST_BYTES) : PyErr_NoMemory();
 }
 
+static PyObject *py_stop_sealing(PyObject *module, PyObject *arguments)
+{
+    struct timespec millisecond = {0, 1000000};
+    atomic_store(&is_ending, true);
+    Py_BEGIN_ALLOW_THREADS
+    /* After a fork, the count may include threads that exist only in the parent process. */
+    for (int waits = 0; atomic_load(&sealing) > 0 && waits < MOST_WAITS; waits++)
+        (void)nanosleep(&millisecond, NULL);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_read(PyObject *module, PyObject *arguments)
 {
     struct call call = {0};
@@ -584,6 +608,7 @@ static PyObject *py_touch(PyObject *module, PyObject *arguments)
 static PyMethodDef methods[] = {
     {"use_digests", py_use_digests, METH_VARARGS, NULL},
     {"digest", py_digest, METH_VARARGS, NULL},
+    {"stop_sealing", py_stop_sealing, METH_NOARGS, NULL},
     {"read", py_read, METH_VARARGS, NULL},
     {"write", py_write, METH_VARARGS, NULL},
     {"place", py_place, METH_VARARGS, NULL},

@@ -1,4 +1,5 @@
-"""The tier's compiled part. Each call handles a batch of files without the interpreter lock.
+"""The tier's compiled part. Each call handles a batch of files. Only ``write``
+needs the interpreter lock meanwhile, to seal each header.
 
 A file's outcome is a byte: 0 for not done, 1 for done. ``touch`` also returns 2, if the file is
 missing but its directory, the shard, exists. After a 0 the chunk's file is unchanged, and the
@@ -16,6 +17,9 @@ def use_digests(library: str, /) -> bool:
 
 def digest(payload: bytes, /) -> bytes:
     """Return a payload's digest. Raise ``ValueError`` if no library is loaded."""
+
+def stop_sealing() -> None:
+    """Leave all later stores with digests undone. Wait for running calls of ``Transfer.seal``."""
 
 def read(
     namespace_fd: int,
@@ -45,7 +49,7 @@ def write(
 
     A spare is the file of an evicted chunk. The tuple of a file has its name, a flag that is true
     for a spare, its transfer and ``used_ns``. The transfer's header is sealed with the digest of
-    the payload's first ``digest_bytes`` bytes.
+    the payload's first ``digest_bytes`` bytes; without a library, the transfer makes the digest.
     """
 
 def place(

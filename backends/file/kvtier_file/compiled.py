@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from types import ModuleType
 
@@ -35,6 +36,8 @@ def find_digests(part: ModuleType) -> bool:
 
 if batch_io is not None:
     find_digests(batch_io)
+    # A thread that asks for the interpreter lock while the interpreter ends can crash the process.
+    atexit.register(batch_io.stop_sealing)
 
 
 def split(digests: bytes, count: int) -> list[bytes | None]:

@@ -3,6 +3,8 @@
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -384,6 +386,37 @@ def test_a_store_whose_header_cannot_be_sealed_is_left_to_python(part, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+LATE = """
+import atexit, importlib.util, os, sys
+from types import SimpleNamespace
+
+def store_late():
+    store = SimpleNamespace(header=b"", payload=bytes(4096), seal=lambda digest: print("sealed"))
+    fd = os.open(sys.argv[2], os.O_RDONLY)
+    print(list(part.write(fd, 4096, 0, (("a.tmp", False, store, 1),))))
+
+atexit.register(store_late)  # the exit runs it last
+spec = importlib.util.spec_from_file_location("kvtier_file._batch_io", sys.argv[1])
+part = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(part)
+from kvtier_file import compiled
+assert compiled.batch_io is part
+"""
+
+
+def test_no_header_is_sealed_while_the_interpreter_ends(part, tmp_path):
+    words = [sys.executable, "-c", LATE, str(part.__file__), str(tmp_path)]
+    late = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert late.stdout == f"[{NOT_DONE}]\n"
+
+
+def test_a_store_that_cannot_be_parsed_frees_its_buffers(part):
+    payload = bytearray(16)
+    with pytest.raises(TypeError):
+        part.write(0, 0, 0, (("a.tmp", False, store_of(None, payload), 1),))
+    payload.append(1)  # raises BufferError if the memory is still exported
+
+
 def test_a_write_that_fails_leaves_no_file(part, mounted):
     bench = Workbench(4 * 2**20, alignment=PAGE_BYTES)
     store = bench.full(KEY)
@@ -496,9 +529,7 @@ async def test_the_tier_uses_it(bench, part, monkeypatch):
         def __getattr__(self, name):
             def call(*arguments):
                 results = getattr(part, name)(*arguments)
-                if name != "digest":
-                    outcomes = results[0] if name == "read" else results
-                    calls.append((name, set(outcomes)))
+                calls.append((name, set(results[0] if name == "read" else results)))
                 return results
 
             return call
