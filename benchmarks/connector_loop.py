@@ -115,7 +115,7 @@ class ConnectorLoop:
             yield f"p{share:g}", quantity, "us", float(of_call)
 
     def _serve(self, request: ReplayRequest) -> Iterator[None]:
-        """Serve a request; yield after each of the three parts of a step."""
+        """Serve a request; in each step, yield after items 1, 3 and 4 of the module's list."""
         keys = request.keys
         context = self._side.context(request)
         self._call("on_new_request", self._manager.on_new_request, context)

@@ -33,7 +33,7 @@ _REQUEST = RequestContext("bench")
 
 
 class OfferedLoad(TierListener):
-    """A load generator for a tier, which submits the chunks due at each engine step.
+    """A load generator for a tier. At each engine step, it submits the chunks that are due.
 
     Stores and loads alternate. A slow tier may leave no slot free; then chunks are skipped.
     """

@@ -76,7 +76,7 @@ class Result:
     seconds: float
     machine: Mapping[str, str]
     series: Sequence[Series] = ()
-    absent: Mapping[str, str] = field(default_factory=dict)  # the reason, by program
+    absent: Mapping[str, str] = field(default_factory=dict)  # unmeasured programs and the reasons
 
 
 def is_rate(quantity: str) -> bool:

@@ -86,7 +86,7 @@ class VLLMSide:
 
 
 class SteppedTier(SecondaryTierManager):
-    """A tier over a dictionary that answers lookups at once and copies chunks between steps."""
+    """A tier over a dictionary. It answers lookups at once and copies chunks between steps."""
 
     medium = Medium.CPU
 

@@ -80,8 +80,8 @@ class Engine:
         for key, slot in zip(found, slots, strict=True):
             self.unequal_chunks += self.pool.view(slot) != content(key)
         self.manager.complete_load(found, request)
-        # Compute one chunk per step, so that kvtier can measure how long computing takes: it loads
-        # a chunk only if loading is faster.
+        # Compute one chunk per step, so that kvtier can measure how long computing takes. kvtier
+        # loads a chunk only if loading is faster.
         for key in keys[len(found) :]:
             output = self.manager.prepare_store([key], request)
             for slot in output.slots:

@@ -85,7 +85,7 @@ class ChunkError(TierError):
 
     Examples are a file with a bad sector and a file that belongs to another user. An unreachable
     server fails every chunk, so its error is a :class:`TierUnavailableError`. Errors of one chunk
-    never open a circuit breaker. Errors of several chunks can, if no call succeeds in between.
+    never open a circuit breaker. Several chunks' errors can open it if no call succeeds in between.
     """
 
 

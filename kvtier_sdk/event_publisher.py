@@ -93,7 +93,7 @@ class AnnouncedChunks:
     ) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
         hashes = blocks.block_hashes
-        # A block's hash covers all blocks before it, so the announced blocks come first.
+        # A block's hash covers all blocks before it, so announced blocks precede the new blocks.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
         copies.update(hashes)
         if known < len(hashes):
@@ -300,7 +300,7 @@ class EventPublisher:
             _log.debug("a router does not read its answer: %s", error)
 
     def _snapshot(self) -> Iterator[tuple[int, bytes]]:
-        """Yield a snapshot as numbered batches, the last with the number of the batch sent last."""
+        """Yield a snapshot as numbered batches; the last has the number of the last sent batch."""
         events = self._chunks.snapshot()
         most = 1 + len(self._chunks) // _BATCH_EVENTS
         for number in range(self._next - most, self._next):

@@ -20,7 +20,7 @@ _SILENCE_S = 10.0
 def serve_metrics(
     collect: Callable[[], Iterable[Sample]], *, port: int, host: str = "127.0.0.1"
 ) -> Iterator[str]:
-    """Serve metrics under ``/metrics`` until the block ends; yield the URL.
+    """Serve metrics under ``/metrics`` until the ``with`` block ends; yield the URL.
 
     Args:
         collect: returns the current values, for example ``manager.samples``; a thread of the server

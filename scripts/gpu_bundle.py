@@ -2,9 +2,9 @@
 
     python scripts/gpu_bundle.py [--no-wheels] [FOLDER]
 
-The machine must have Python 3.12, torch and numpy. The folder contains this project's packages, as
-their wheels install them. It also contains the packages that they and the tests require, the
-tests in tests/gpu, the worker's benchmark, and run.py. On the machine, run.py starts the checks.
+The machine must have Python 3.12, torch and numpy. The folder contains kvtier-sdk and
+kvtier-file in installed form, the tests in tests/gpu, the worker's benchmark, and run.py. It also
+contains the packages that these require. On the machine, run.py starts the checks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Usage: python tests/wheels.py [--keep] [--python PYTHON] [PYTEST-OPTION ...]
 A wheel must contain each file of its package. The wheels are installed into a new environment, and
 tests are copied away from the source tree. Each module of the core must be importable there, with
 only the requirements of the core and its extras. The script runs only tests that can fail for a
-wheel and pass in the source tree: tests of compiled modules and their direct users, of a tier's
+wheel but pass in the source tree: tests of compiled modules and their direct users, of a tier's
 process, of entry points, and of the backends. The tests of connections use asyncio's event loop
 here, and uvloop's in "make test". The long tests with Hypothesis do not run, because packaging does
 not affect them. The tests use the wheel's core, compiled or not. With another PYTHON, the script

@@ -17,7 +17,7 @@ class Run:
     name: str
     command: str  # the benchmark's file and options; the trace's path replaces ``{trace}``
     quick: str  # the command of a short run
-    rounds: int = 0  # without ``--rounds``; 0 for a benchmark without this option
+    rounds: int = 0  # the default for ``--rounds``; 0 for a benchmark without this option
     engine: str = ""  # the engine whose environment the run needs
     vllm: Sequence[str] = ()  # ways that can be measured only in vLLM's environment
     needs_trace: bool = False
@@ -47,7 +47,7 @@ class Panel:
     ways: Sequence[Way]  # the first is kvtier, shown with ratios to peers and limits
     cases: Sequence[str] = ()  # if empty, all measured cases
     start: float = 0.0  # start of the axis and its bars
-    glance: Mapping[str, str] = field(default_factory=dict)  # each case's text "At a glance"
+    glance: Mapping[str, str] = field(default_factory=dict)  # each case's text in "At a glance"
 
     @property
     def better(self) -> str:

@@ -134,7 +134,7 @@ class _Limit(_L1Storage):
 
 
 class _Adapter(_L1Storage):
-    """An L2 adapter, called as by LMCache's controllers, with one task for all objects."""
+    """An L2 adapter, with the calls of LMCache's controllers. Each task has all objects."""
 
     def __init__(
         self, name: str, adapter: Any, objects: Sequence[Any], clear: Callable[[], object]

@@ -146,7 +146,7 @@ class SystemClock(Clock):
         try:
             import uvloop
 
-            # If a standard stream is closed, uvloop may get its number, and abort when closing it.
+            # uvloop may abort when it closes a file that reuses a closed standard stream's number.
             for stream_fd in range(3):
                 os.fstat(stream_fd)
         except (ImportError, OSError):

@@ -55,11 +55,11 @@ class ConnectionPool(Generic[C]):
         """Borrow a connection; wait while all connections are lent.
 
         If ``for_store`` is true, also wait while stores use half of the connections. If the
-        connection is still usable after the block, the pool keeps it for the next borrower. If the
-        block raises or is cancelled, the pool closes the connection, because the next borrower
-        might receive the rest of an unfinished reply. After a :class:`TierUnavailableError` the
-        pool closes its idle connections too. To keep the connection after an error that does not
-        affect it, raise the error after the block.
+        connection is still usable after the ``async with`` block, the pool keeps it for the next
+        borrower. If the block raises or is cancelled, the pool closes the connection, because the
+        next borrower might receive the rest of an unfinished reply. After a
+        :class:`TierUnavailableError` the pool closes its idle connections too. To keep the
+        connection after an error that does not affect it, raise the error after the block.
         """
         async with self._stores if for_store else nullcontext(), self._free:
             connection = self._take() or await self._dial()

@@ -254,7 +254,7 @@ def _cpu_s() -> float:
     """Return the CPU seconds of this process and of its tiers' processes."""
     pids = [os.getpid()]
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # the thread has ended, or this kernel does not report it
+        with suppress(OSError):  # the thread has ended, or this kernel does not list children
             pids += map(int, (task / "children").read_text().split())
     total_s = 0.0
     for pid in pids:

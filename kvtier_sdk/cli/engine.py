@@ -227,7 +227,7 @@ def set_command(
         ),
     ] = None,
 ) -> None:
-    """Change options of a running engine, until it restarts.
+    """Change options of a running engine; the changes last until the engine restarts.
 
     The engine's log and 'kvtier events' record each change and its author.
     """

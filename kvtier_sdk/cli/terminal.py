@@ -78,7 +78,7 @@ def share(part: float, whole: float) -> str:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal while the block runs; yield a function that advances the bar."""
+    """Show a bar on a terminal in the ``with`` block; yield a function that advances the bar."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}", markup=False),

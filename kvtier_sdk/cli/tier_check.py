@@ -229,7 +229,7 @@ class _Check:
 
 @contextmanager
 def _warnings_of(tier: str) -> Iterator[list[logging.LogRecord]]:
-    """Yield a list of a tier's warnings during the block, and keep them out of the log."""
+    """Yield a list of a tier's warnings in the ``with`` block; keep them out of the log."""
     logger, listener = logging.getLogger(f"kvtier.tier.{tier}"), BufferingHandler(sys.maxsize)
     level, propagate = logger.level, logger.propagate
     listener.setLevel(logging.WARNING)

@@ -34,7 +34,7 @@ class PoolOptions(StrictModel):
             (``25%``), instead of ``slots``.
         chunk_bytes: payload of a chunk; not needed if the engine determines this size.
         policy: eviction policy of the pool: ``returns``, ``lru``, ``arc`` or another package's.
-        store_reserve: share of the slots reserved for stores, which loads from tiers do not use. If
+        store_reserve: share of the slots reserved for stores, and not used for loads from tiers. If
             a tier gets chunks just before their eviction, the manager also keeps this share free.
         recompute_s: time that the engine needs to recompute a chunk; a chunk that a tier would
             load more slowly is a miss. If absent, the manager measures the time.
@@ -245,7 +245,7 @@ def _read_tier(entry: object, place: Place) -> TierSpec:
 
 @contextmanager
 def _noting(mistakes: list[str]) -> Iterator[None]:
-    """Add an error in the block to ``mistakes``, so that all mistakes are reported together."""
+    """Add an error of the ``with`` block to ``mistakes``, so that all are reported together."""
     try:
         yield
     except (BackendError, ConfigError) as error:

@@ -1,4 +1,4 @@
-"""Reads a tier's options from an engine's configuration, and checks that its store can be used."""
+"""Reads a tier's options from an engine's configuration, and checks that the store can be used."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class EngineSlots(_Slots):
     Args:
         engine: the engine's name, for messages.
         view: the engine's memory, of shape (slots, row bytes), contiguous.
-        on_close: called by :meth:`close` to release the mapping; ``None`` if the engine does so.
+        on_close: called by :meth:`close` to release the mapping; ``None`` if the engine frees it.
 
     Raises:
         ConfigError: the view has another shape, or a row's length is not a multiple of 4,096.

@@ -118,7 +118,7 @@ class ModelTier(TierListener):
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue ``work``. ``done`` is called by the deadline, or later if the I/O takes longer."""
+        """Queue ``work``. ``done`` runs before the deadline, or later if the I/O takes longer."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:

@@ -19,7 +19,7 @@ class EngineTools(ABC):
 
     Attributes:
         commands: additional ``kvtier`` commands. Each name maps to a typer function.
-        pool_directory: the directory of a host pool that processes share; ``None`` if none do.
+        pool_directory: the directory of a shared host pool; ``None`` if processes share no pool.
     """
 
     commands: ClassVar[Mapping[str, Callable[..., None]]] = {}

@@ -93,7 +93,7 @@ class EventHistory(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._add(self.format(record), level=record.levelname)
-        # Print warnings as Python does if no other handler exists. This handler must not hide them.
+        # If no other handler exists, print warnings, as Python would without this handler.
         handlers = [*logging.root.handlers, *logging.getLogger("kvtier").handlers]
         if logging.lastResort and all(isinstance(one, EventHistory) for one in handlers):
             logging.lastResort.handle(record)

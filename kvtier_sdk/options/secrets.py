@@ -52,7 +52,7 @@ def without_password(text: str) -> str:
 
 
 def url_without_password(url: str) -> str:
-    """Mask the password and the secret options of ``url``, which may contain any character."""
+    """Mask the password and the secret options of ``url``; both may contain any character."""
     for pattern in _IN_URL:
         url = pattern.sub(rf"\1{MASK}", url)
     return url

@@ -110,7 +110,7 @@ class RunnerOptions(StrictModel):
         codec: the codec that seals the tier's chunks: ``aes-gcm:/etc/kvtier/chunk.keys``, or
             another package's codec.
         compress: ``always`` stores chunks of 16-bit and 8-bit floats in fewer bytes, without any
-            loss, but uses processor time; ``auto`` does so while this makes loads faster; ``never``
+            loss, but uses processor time; ``auto`` does so when this makes loads faster; ``never``
             stores plain chunks. Every engine reads all these chunks. ``fp8`` rounds 16-bit floats
             to 8 bits; only engines that also round find these chunks.
         required: true if an engine must not start without the tier. Otherwise the engine starts,
@@ -118,7 +118,7 @@ class RunnerOptions(StrictModel):
         open_deadline_s: time after which an attempt to open the tier fails, and a starting engine
             waits no longer for the tier.
         lookup_deadline_s: a slower lookup is a miss, unless recomputing takes even longer.
-        max_lookup_deadline_s: limit of a lookup if recomputing takes longer, or an unknown time.
+        max_lookup_deadline_s: limit of a lookup if recomputing takes longer or an unknown time.
         load_deadline_s: a load that takes longer, including the time in the queue, has failed.
         store_deadline_s: a store that takes longer, including the time in the queue, has failed.
         retries: how often a call is retried after retryable failures, within the deadline.

@@ -22,7 +22,7 @@ _ENDS = (*_BEGINS[1:], inf)
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)  # the fewest uses in each class; more than 16 count as 16
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-_GHOSTS = 6  # the most evicted chunks to remember, per slot; a slot takes 1 to 2 KB in all
+_GHOSTS = 6  # limit of remembered evicted chunks per slot; a slot takes 1 to 2 KB in all
 # Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
 # without any actual return are evicted first.
 _ASSUMED = 0.1
@@ -55,8 +55,8 @@ class ReturnsPolicy(EvictionPolicy):
     1979.
 
     Each ``stop``, the reason why an answer ended, has separate rates. Rates also depend on the wait
-    before a turn, because a conversation that returned quickly tends to do so again, and on a
-    chunk's number of uses, because in some workloads this number matters more than the age.
+    before a turn, because a conversation that returned quickly tends to do so again. They depend on
+    a chunk's number of uses too, because in some workloads this number matters more than the age.
 
     If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
     replaces the ``stop``. So the policy learns how reliable the predictions are.
@@ -473,7 +473,7 @@ class _Rates:
             self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
-        # Extend the wait from each bucket by the stretches after it while they raise the rate.
+        # Extend each bucket's wait, stretch by stretch, as long as the next one raises the rate.
         stretches: list[tuple[float, float, float]] = []
         self.worths = []
         for returned, waited, stays in reversed(waits):

@@ -125,7 +125,7 @@ class HostPool:
             prefault: as for :meth:`create`.
 
         Raises:
-            ConfigError: there is no such pool, it has another layout, or this worker has joined.
+            ConfigError: there is no such pool, it has another layout, or ``worker`` is taken.
         """
         pool = cls.__new__(cls)
         file = open_handle(handle, layout, worker)

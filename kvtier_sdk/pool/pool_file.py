@@ -52,7 +52,7 @@ class PoolFile:
             worker: index of this process among the workers, from 0; ``None`` for the scheduler.
 
         Raises:
-            ConfigError: another process has entered with this ``worker``, or all have entered.
+            ConfigError: ``worker`` is taken, or all processes of the replica have entered.
         """
         # Only the number of workers matters here, because the engine defines the memory's layout.
         file = enter_named(os.dup(fd), Path(path), PoolLayout(1, 1, workers), worker)

@@ -65,7 +65,7 @@ class ChunkMover:
     async def call(
         self, operation: Operation, transfers: dict[int, Transfer], result: JobResult
     ) -> dict[int, TierError | None]:
-        """Call the tier; return each transfer's error. After a load, call :meth:`verify` too."""
+        """Call the tier; return each transfer's error. The caller must :meth:`verify` loads."""
         tier = self._compressor.gate or self._sealer or self._call
         batch = list(transfers.values())
         if operation is Operation.LOAD:
@@ -88,7 +88,7 @@ class ChunkMover:
         self, transfers: dict[int, Transfer], errors: dict[int, TierError | None], result: JobResult
     ) -> None:
         """Verify and expand loaded chunks; add errors to ``errors``, and delete damaged chunks."""
-        if self._sealer is None:  # a sealer has already checked the chunks
+        if self._sealer is None:  # otherwise the sealer has checked the chunks
             for index, error in errors.items():
                 if error is None:
                     try:

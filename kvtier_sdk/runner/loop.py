@@ -469,7 +469,7 @@ class TierLoop:
             run.timer.cancel()
         for task in run.tasks:
             task.cancel()
-        result = copy(run.result)  # a call that outlives its job still counts in the original
+        result = copy(run.result)  # a call that outlives its job still changes the original
         result.verdicts = [given or verdict for given in run.verdicts]
         if run.job.operation in _MOVES:
             result.moved_bytes = result.verdicts.count(Verdict.OK) * self._chunk_bytes

@@ -35,9 +35,9 @@ _records = msgspec.msgpack.Decoder(dict[bytes, bytes])
 class NoteSegments:
     """The segments in a tier, which are stored, sealed and found like chunks.
 
-    Engines read a segment only once or twice. So new notes go into a segment with a new name, which
-    replaces a partly filled one. Of all segments with a chunk's note, engines keep the newest while
-    the store has the chunk. Names begin with the time, so all engines keep the same segment.
+    Engines read a segment only once or twice, so segments never change. A new segment, with a new
+    name, replaces a partly filled one. Of all segments with a chunk's note, engines keep the newest
+    while the store has the chunk. Names begin with the time, so all engines keep the same segment.
     """
 
     _call: TierCaller

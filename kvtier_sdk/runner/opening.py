@@ -41,8 +41,8 @@ class TierOpening:
 
     async def begin(self) -> bool:
         """Make the first attempt; return true if the tier is open."""
-        # Raise any error of a required tier. If the engine still waits (until ``end_s``), raise a
-        # permanent error too. After all other errors, retry in the background.
+        # Raise any error of a required tier. Raise a permanent error of an optional tier only while
+        # the engine still waits (until ``end_s``). After all other errors, retry in the background.
         end_s = self._clock.now_s() + self._options.open_deadline_s
         error = await self._try()
         if error is None:

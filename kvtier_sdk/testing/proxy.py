@@ -55,7 +55,7 @@ class TcpProxy(contextlib.AbstractContextManager["TcpProxy"]):
         self._is_thawed.clear()
 
     def unfreeze(self) -> None:
-        """Pass on the bytes that have arrived meanwhile, and all later bytes."""
+        """Pass on the bytes that have arrived during the freeze, and all later bytes."""
         self._is_thawed.set()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ class Lease:
     owner: str  # the session's name, or the request's id if it names no session
     # Each use of a chunk extends its lease to at least this long after the use; 0.0 disables this.
     renewal_s: float
-    # The chunks are evicted after all others, lowest priority first. ``None`` prevents eviction.
+    # Leased chunks are evicted last, lowest priority first. ``None`` prevents their eviction.
     priority: int | None
     # True for prefetched chunks. The lease ends with the turn that uses them.
     is_prefetch: bool = False

@@ -145,7 +145,7 @@ class Prefetcher:
         return state
 
     def _look_up(self, prefetch: Prefetch, keys: Sequence[OffloadKey], state: RequestState) -> bool:
-        """Look up chunks; return false once all chunks are in the primary tier."""
+        """Look up chunks; return false if all chunks are in the primary tier."""
         pending = False
         for key in keys:
             slot = self._search.primary.by_key.get(key)

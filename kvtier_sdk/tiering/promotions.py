@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-_MOST_FAILED = 4096  # failed loads to remember, so that older answers of tiers do not repeat them
+_MOST_FAILED = 4096  # failed loads to remember, so that an outdated answer does not repeat a load
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING
@@ -138,7 +138,7 @@ class Promotions:
 
     def _fail(self, slot: Slot) -> None:
         # A waiting request keeps the tiers' answers, so it next tries another tier that has the
-        # chunk. If this load began without a lookup, there are no answers, so it asks all tiers.
+        # chunk. If no lookup preceded this load, no answers exist, so the request asks all tiers.
         promotion = slot.promotion
         assert promotion is not None
         pending = promotion.pending

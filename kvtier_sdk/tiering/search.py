@@ -164,7 +164,7 @@ class TierSearch:
                 self._load_known(pending)
                 continue
             recompute_s = self.primary.stats.recompute_s
-            # Without an estimate, allow the longest wait, because recomputing is usually slower.
+            # Without an estimate, allow the longest wait. Recomputing usually takes even longer.
             worth_s = inf if recompute_s is None else len(pending.keys) * recompute_s
             pending.deadline_s = 0.0
             for tier in self.tiers:

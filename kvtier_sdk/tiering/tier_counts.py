@@ -95,7 +95,7 @@ class Outages:
         self._missed_before: dict[Direction, int] = {}
 
     def update(self) -> None:
-        """Record an outage that has begun; log the misses of an outage that has ended."""
+        """Record an outage that has begun; log the missed chunks of an ended outage."""
         stats = self._stats
         self._follow(Direction.READ, stats.reads_open)
         self._follow(Direction.WRITE, stats.stores_open | stats.is_slow)

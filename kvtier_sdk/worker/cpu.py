@@ -83,7 +83,7 @@ class CPUDevice(Device):
             thread.join()
 
     def _work(self) -> None:
-        # This thread has inherited the engine thread's pinning, so allow all cores of the process.
+        # This thread has inherited the engine thread's affinity, so allow all cores of the process.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._cpus)
         while (copy := self._queue.get()[2]) is not None:

@@ -70,7 +70,7 @@ class CUDADriver:
     def current(self) -> Iterator[None]:
         """Make the device's context current in this thread."""
         # Push the context, because a new thread has none, and an engine's thread may use another
-        # device's. If the context is lost, the push may fail; calls in the block report the loss.
+        # device's. The push may fail if the context is lost; calls in the ``with`` block report it.
         is_pushed = not self._push(self._context)
         try:
             yield
@@ -81,7 +81,7 @@ class CUDADriver:
     @contextlib.contextmanager
     def during_captures(self) -> Iterator[None]:
         """Allow calls in this thread that a graph's capture forbids, such as a query."""
-        # Outside the block, such a call would fail while any thread captures a graph, and
+        # Outside the ``with`` block, such a call would fail while any thread captures a graph, and
         # invalidate the capture. The block must not use a stream that is being captured.
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._exchange_capture_mode(ctypes.byref(mode))

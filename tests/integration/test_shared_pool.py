@@ -21,7 +21,7 @@ from support.pool_process import (
 
 from kvtier_sdk import ConfigError, HostPool, KVTierError, PoolLayout
 
-# This length is not a multiple of a cache line, and rows of parts do not fill whole pages.
+# Parts of this length do not fill whole cache lines, and rows of parts do not fill whole pages.
 PART_BYTES = 5000
 SLOTS = 16
 

@@ -53,7 +53,7 @@ class ByteLedger:
 
 
 class Peak:
-    """The most memory allocated at once in a :func:`traced_peak` block, set when the block ends."""
+    """The peak growth of memory inside ``with traced_peak()``, set when the ``with`` ends."""
 
     allocated_bytes = 0
 

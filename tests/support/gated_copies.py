@@ -18,7 +18,7 @@ GRACE_S = 0.02
 class Gate:
     def __init__(self) -> None:
         self.began: list[int] = []  # the number of bytes of each call, in order
-        # Calls with these numbers of bytes fail once the gate is open.
+        # A call with one of these numbers of bytes passes the gate, and then fails.
         self.failing: set[int] = set()
         self._started = threading.Semaphore(0)
         self._open = threading.Semaphore(0)

@@ -26,7 +26,7 @@ def unlimited_hit_rate(workload: Sequence[ReplayRequest]) -> float:
 
 
 def write_trace(path: Path) -> tuple[Path, float]:
-    """Write prompts that share prefixes; return the file and its unlimited hit rate."""
+    """Write prompts that share prefixes; return the file and an unlimited cache's hit rate."""
     rng = random.Random(11)
     known = [[0]]
     lines = []

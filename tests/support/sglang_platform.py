@@ -1,7 +1,7 @@
 """Makes SGLang importable without CUDA; import this module before SGLang.
 
 The Python part of torchvision needs the declarations of two operators at import. The compiled part
-of torchvision is built for another torch, so this module declares them.
+of torchvision is built for another torch, so this module declares the operators.
 """
 
 from __future__ import annotations

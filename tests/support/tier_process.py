@@ -1,4 +1,4 @@
-"""Clocks that pace the engine's supervision of a tier's process, and queries of /proc."""
+"""Queries of /proc, and clocks that pace the engine's supervision of a tier's process."""
 
 from __future__ import annotations
 

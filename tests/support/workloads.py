@@ -68,7 +68,7 @@ def _news(source: _Source) -> _Prompts:
 
 
 def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
-    """Simulate agents. Each starts with the same long prompt, and extends its own copy."""
+    """Simulate agents. Those of a kind start with one long prompt; each extends its own copy."""
     prompts = [source.fresh(30, 120) for _ in range(kinds)]
     tasks: list[tuple[list[OffloadKey], int]] = []
     while True:

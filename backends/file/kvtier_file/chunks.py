@@ -79,7 +79,7 @@ class ChunkId(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A stored chunk, with the fields of a ``Change``. Another process may have used it later."""
+    """A stored chunk, with a ``Change``'s fields. A process may have used it after ``used_ns``."""
 
     fingerprint: str
     key: OffloadKey
@@ -88,7 +88,7 @@ class StoredChunk(NamedTuple):
 
 
 class RecencyClock:
-    """A wall clock whose times are later than all known uses, even if it is set back a little.
+    """Gives times later than all known uses, even if the wall clock is set back a little.
 
     A known use far in the future is ignored. Otherwise later uses would get future times, and their
     chunks would never expire.

@@ -54,7 +54,7 @@ def _transfer(
     buffers: Iterable[memoryview],
     failure: Callable[[], Exception],
 ) -> None:
-    """Repeat ``move`` until all buffers are transferred; raise ``failure`` if it moves nothing."""
+    """Transfer all buffers with calls of ``move``; raise ``failure()`` if a call moves nothing."""
     rest = [buffer for buffer in buffers if len(buffer)]
     offset = 0
     while rest:

@@ -55,7 +55,7 @@ class HeaderFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other processes, and other tiers of this process, while the block runs."""
+        """Exclude other processes and this process's other tiers during the ``with`` block."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield

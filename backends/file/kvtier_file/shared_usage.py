@@ -70,7 +70,7 @@ class SharedUsage:
 
     @contextmanager
     def locked(self, *, releasing_bytes: int = 0) -> Iterator[None]:
-        """Hold the shared lock during the block, after applying other processes' changes."""
+        """Hold the shared lock during the ``with`` block; first apply other processes' changes."""
         removed: dict[OffloadKey, int] = {}
         try:
             with self._thread_lock:
@@ -149,7 +149,7 @@ class SharedUsage:
             return choose()
 
     def _enter_reservation(self) -> None:
-        # Use the number that this process keeps, because the header may have been replaced.
+        # Use this process's own count of reserved bytes: the header may have been replaced.
         reservation = Reservation(self._fingerprint, self._reserved_bytes)
         self._header.reservations[self._lease] = reservation
 
@@ -183,7 +183,7 @@ class SharedUsage:
             self._header.reservations.pop(lease, None)
             self._files.leases.remove(lease)
 
-    # --- joining and leaving the root, and running a block under the lock ---------------------
+    # --- joining and leaving the root, and running code under the lock ------------------------
 
     @property
     def _files(self) -> SharedFiles:
@@ -233,7 +233,7 @@ class SharedUsage:
         header.used_bytes = self.budget.used_bytes
         header.chunks = len(self.budget)
         changes, self._changes = self._changes, []
-        # After an unexpected error the count may miss changes on disk, so the header stays dirty.
+        # After an unexpected error the count may lack changes on disk, so the header stays dirty.
         if succeeded and not header.clean:
             try:
                 self._replica.publish(header, self._files.ledger, changes)

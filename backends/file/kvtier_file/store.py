@@ -119,8 +119,8 @@ class ChunkStore:
         """Return true for each key whose chunk is on disk; remove files that cannot be loaded."""
         hits = []
         faults: Verdicts = {}
-        # A missing chunk needs the lock only if it is counted or has an unloadable file. Other
-        # misses must not wait for the lock.
+        # A miss needs the lock only if the chunk is counted, or if its file exists but cannot be
+        # loaded. Other misses must not wait for the lock.
         surprising = []
         with self._directory("readable") as directory:
             outcomes = directory.touch_batch(keys, None)
@@ -313,7 +313,7 @@ class ChunkStore:
         return directory.write(transfer.key, transfer.buffers, used_ns)
 
     def _note_refusal(self, reason: str) -> None:
-        """Log a refused write, unless the last is recent. The caller must hold the shared lock."""
+        """Log a refusal unless the last refusal is recent. The caller must hold the shared lock."""
         now_s = self._wall_s()
         if not self._refused_s <= now_s < self._refused_s + _REFUSALS_S:
             self._logger.warning(
@@ -463,7 +463,7 @@ class ChunkStore:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Keep the root open during the block."""
+        """Keep the root open during the ``with`` block."""
         with self._lock:
             if not self._is_open:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
@@ -510,7 +510,7 @@ class ChunkStore:
 
 @dataclass(slots=True)
 class _Verdict:
-    """Records a block's error as a verdict. A class is twice as fast as ``@contextmanager``."""
+    """Records a ``with`` block's error. A class is twice as fast as ``@contextmanager``."""
 
     root: Path
     key: OffloadKey

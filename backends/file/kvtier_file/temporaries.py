@@ -103,7 +103,7 @@ class Temporaries:
         os.rename(temporary, name, src_dir_fd=self.open(), dst_dir_fd=directory_fd)
 
     def discard(self, name: str) -> None:
-        """Remove a file. If that fails, another process sweeps it once this process has ended."""
+        """Remove a file. If that fails, another process removes it after this process ends."""
         with suppress(OSError):
             os.unlink(name, dir_fd=self.open())
 

@@ -83,7 +83,7 @@ class BudgetMachine(RuleBasedStateMachine):
             with pytest.raises(TierCapacityError):
                 victims()
             return
-        # The first call copies the files' times to the budget, so the second call must agree.
+        # The first call copies the files' times to the budget. The second call uses the copies.
         for _ in range(2):
             expected = self.expected(free_to_go, excess, open_namespaces)
             assert victims() == expected

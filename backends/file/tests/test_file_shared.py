@@ -121,7 +121,7 @@ async def test_each_reports_all_removals_once(pair):
     await other.put(second, *KEYS[2:4])
     assert other.removed == other.evicted == KEYS[:2]
     assert one.removed == []
-    # The lookup misses the file of a counted chunk, so it reads the ledger under the lock.
+    # The lookup finds no file for a counted chunk, so the tier reads the ledger under the lock.
     assert await one.has(first, KEYS[0]) == [False]
     assert one.removed == KEYS[:2]
     await second.delete([KEYS[2]])

@@ -43,7 +43,7 @@ class TestMooncakeTier(TierConformance):
 
 
 async def test_a_full_store(client, tmp_path):
-    # Use large chunks, because even the smallest node could hold all chunks of the default size.
+    # Use large chunks: chunks of the default size would not fill even the smallest node.
     store = MooncakeStore(tmp_path, segment_bytes=16 * 2**20).start()
     try:
         subject = TierSubject(

@@ -40,7 +40,7 @@ class Answers:
     """An HTTP server with one response to all requests; it is silent if ``status`` is ``None``."""
 
     def __init__(self, status: int | None, body: str = "", missing_bytes: int = 0) -> None:
-        # The server closes the connection ``missing_bytes`` before the announced end of the body.
+        # The server closes the connection ``missing_bytes`` bytes before the body's announced end.
         self.status, self.body, self.missing_bytes = status, body, missing_bytes
         self.requests = 0
 

@@ -50,7 +50,7 @@ class Exchange:
     name: bytes
     parts: Sequence[bytes | memoryview]  # no part is empty
     target: Sequence[memoryview] = ()  # buffers for the requested value; empty for other requests
-    guess_bytes: int = 0  # the value's likely length; the right digit count avoids a copy
+    guess_bytes: int = 0  # the value's likely length; if its digit count is right, no copy is made
     success: Kind = Kind.OK  # the expected kind of reply, if the request is not for a value
     or_absent: bool = False  # true if ``Kind.ABSENT`` is expected too
     outcome: Reply | TierError | None = None  # ``None`` until the request ends
@@ -144,7 +144,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
     """Receive a reply, and store its value in the buffers of the request."""
     # If the line with the value's length is as long as guessed, one system call receives the line
-    # and the value in place. Any other reply overwrites the buffers, as a failed load may.
+    # and the value in place. Any other reply overwrites the buffers: a failed load may do so.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))
     rooms = [line, *exchange.target, memoryview(bytearray(len(_END)))]
     room_bytes = sum(map(len, rooms))

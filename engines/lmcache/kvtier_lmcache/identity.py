@@ -14,7 +14,7 @@ from kvtier_sdk import Namespace, OffloadKey, make_offload_key, split_offload_ke
 if TYPE_CHECKING:
     from lmcache.v1.distributed.api import ObjectKey
 
-#: The lowest bit of the number of ranks in LMCache's ``kv_rank``.
+#: The position of the lowest bit of the number of ranks, within LMCache's ``kv_rank``.
 _WORLD_SIZE_BIT = 24
 _RANK_BYTES = 8
 _SALT_BYTES = 16

@@ -15,7 +15,7 @@ _ZERO_COPY = "interface_v1"
 
 
 def read_config(extra_config: Mapping[str, Any] | None) -> tuple[TierSpec, AdapterOptions, bool]:
-    """Return the tier and the adapter's options. The flag is true if SGLang passes page indices."""
+    """Return the tier, the adapter's options, and true if SGLang passes page indices."""
     extra_config = extra_config or {}
     given = extra_config.get(_TIER)
     if given is None:

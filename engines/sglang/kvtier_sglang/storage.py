@@ -196,7 +196,7 @@ class KVTierHiCacheStorage(HiCacheStorage):  # type: ignore[misc]
     # --- state and shutdown ---------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Delete all ranks' pages of this model in the background; lookups miss them at once."""
+        """Delete all ranks' pages of this model in the background. Lookups no longer find them."""
         for tier in self._open_tiers():
             tier.chunks.purge()
 

@@ -29,7 +29,7 @@ class _Request:
 
 
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
-    """The eviction policy ``returns``, for vLLM's option ``eviction_policy``.
+    """The policy that is named ``returns``, for vLLM's option ``eviction_policy``.
 
     vLLM gives a policy no hints, and does not tell it why answers end.
     """

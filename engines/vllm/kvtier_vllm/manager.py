@@ -129,7 +129,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         self._usage_due_s = 0.0
         # The further steps that vLLM needs to read the metrics of the last work.
         self._steps_to_tell = 0
-        # Steps until all copies from before a reset must have ended; 0 if no reset is pending.
+        # Steps until all copies begun before a reset have surely ended; 0 if no reset is pending.
         self._reset_steps = 0
         # Why each answer ended, for requests that the connector has not yet reported as finished.
         self._stops: dict[str, str] = {}
@@ -148,7 +148,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # Make the id unique, because copies of an ended request may still use it.
+            # Make the id unique, because unfinished copies for an ended request may use the id.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))
@@ -265,8 +265,8 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
     def reset_cache(self) -> None:
         self._manager.reset_cache()
         if not compat.ANNOUNCES_END_OF_RESET:
-            # The next step makes the workers wait for their copies. That step must have ended once
-            # ``steps_in_flight`` later steps have been scheduled.
+            # The next step makes the workers wait for their copies. When ``steps_in_flight`` later
+            # steps have been scheduled, that step has surely ended.
             self._reset_steps = self._steps_in_flight + 2
 
     def on_reset_flushed(self) -> None:

@@ -17,7 +17,7 @@ class SQLiteTierConfig(kv.TierConfig):
 
     Attributes:
         path: the file, created if it is missing; in a URL ``sqlite:?path=/data/kv.db``.
-        max_chunks: the maximum number of chunks. A store beyond it removes the oldest chunks.
+        max_chunks: the maximum number of chunks. If a store exceeds it, the oldest are removed.
     """
 
     path: str

@@ -121,7 +121,7 @@ def plan_command(
 ) -> None:
     """Forecast hits, first token, wear and costs of pools and tiers, and suggest one of them.
 
-    The forecast covers as much time as the trace, begins at its end, and assumes an idle engine.
+    The forecast begins where the trace ends, is as long as the trace, and assumes an idle engine.
     Each option shown has the shortest time to the first token at its cost. The suggested option has
     the lowest cost of storing and computing together. For example
 
@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options; ``checks`` pairs each one's forecast for the second half with the facts."""
+    """The options. ``checks`` has each option's forecast and actual flow of the second half."""
 
     policy: str
     options: Sequence[Option]

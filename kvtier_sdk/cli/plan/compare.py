@@ -16,7 +16,7 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds up to these deviations: points of a hit rate, and a share of the written bytes.
+# A plan holds up to these deviations: points of a hit rate, and a share of the forecast bytes.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # An engine may finish this share of the requests after its trace was read.
 _MOST_REQUESTS_OFF = 0.01

@@ -235,7 +235,7 @@ def _show(
     say(f"namespace {named(meant)}")
     for answer in answers:
         say(f"tier {answer.spec.name!r}: {_presence(answer)}")
-        # If this namespace has chunks, another namespace is not the reason for a missing key.
+        # Another namespace explains absent chunks only if this namespace has no chunks at all.
         is_asked_for = not groups or not (answer.contents and answer.contents.chunks)
         if answer.nearest is not None and is_asked_for:
             other = answer.nearest

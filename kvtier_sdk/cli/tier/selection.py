@@ -108,7 +108,7 @@ class Faults:
 
     @contextmanager
     def of(self, spec: TierSpec) -> Iterator[None]:
-        """Suppress an error in the block, and add it to the tier's errors."""
+        """Suppress an error in the ``with`` block, and add it to the tier's errors."""
         try:
             yield
         except (BackendError, ConfigError, TierError) as error:

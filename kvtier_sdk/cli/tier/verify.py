@@ -183,7 +183,7 @@ class Pace:
 
 
 def check_readable(spec: TierSpec, namespace: Namespace) -> int:
-    """Return a namespace's chunk length; raise :class:`ConfigError` if a tier cannot read it."""
+    """Return the chunks' length; raise :class:`ConfigError` if a tier cannot read the chunks."""
     chunk_bytes = chunk_bytes_of(namespace)
     if chunk_bytes is None:
         raise ConfigError(

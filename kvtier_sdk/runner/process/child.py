@@ -253,7 +253,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    # Replace closed streams, or a socket may get a stream's number, and then a library's output.
+    # Replace closed streams. Otherwise a socket may get a stream's number and what libraries print.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

@@ -211,7 +211,7 @@ class Channel:
         self.flush()
 
     def send(self, data: bytes, event_loop: asyncio.AbstractEventLoop) -> None:
-        """Write without waiting. The event loop sends the rest later."""
+        """Write what the socket accepts now; the event loop sends the rest later."""
         self.write(data)
         if self._unsent:
             event_loop.add_writer(self, self._send_rest, event_loop)

@@ -46,7 +46,7 @@ from kvtier_sdk.runner.process.messages import (
 #: The pauses before restarts double. A process that has lived for the longest pause resets them.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
-#: A process that is silent this long after ``open_deadline`` is killed, because its loop is stuck.
+#: A process without an answer within ``open_deadline`` plus this time is killed as stuck.
 _START_S = 30.0
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _Change: TypeAlias = ProcessStarted | RunnerStopped | OpeningEnded
@@ -78,9 +78,9 @@ class ProcessRunner(TierRunner):
         self._data: Channel | None = None  # after the start, only the engine's thread sets it
         # The supervisor's own unpolled reports, each with the channel of its process.
         self._changes: deque[tuple[Channel | None, _Change]] = deque()
-        self._unpolled: list[Report] = []  # polled by :meth:`close`, for the next poll
+        self._unpolled: list[Report] = []  # :meth:`close` polled them; the next poll returns them
         self._reading = threading.Lock()
-        # Becomes readable once when reports arrive. ``poll`` re-arms it without waking the thread.
+        # Becomes readable at the first report. ``poll`` re-arms it without waking the thread.
         self._arrival = select.epoll()
         self._is_armed = False
         self._namespace = namespace

@@ -108,7 +108,7 @@ async def check_a_cancelled_store_leaves_no_part(subject: TierSubject, probe: Pr
 
 
 async def _overwritten_after_cancelled(probe: Probe, operation: str) -> Sequence[LentBuffers]:
-    """Cancel calls, overwrite their buffers, wait, and return them; or none if a call goes on."""
+    """Cancel calls, overwrite their buffers, wait; return the buffers, or [] if a call goes on."""
     overwritten = []
     async for lent, _, ended in _cancelled(probe, operation):
         if not ended:

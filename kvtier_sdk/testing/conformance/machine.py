@@ -182,8 +182,8 @@ def tier_state_machine(make_subject: Callable[[], TierSubject]) -> type[TierMach
 
         TestMyTier = tier_state_machine(lambda: TierSubject("mine:/tmp/x")).TestCase
 
-    The machine calls ``make_subject`` once for each sequence of calls; it may return the same
-    subject each time. pytest and unittest collect the machine's ``TestCase``.
+    The machine calls ``make_subject`` once for each sequence of calls. The function may return
+    the same subject each time. pytest and unittest collect the machine's ``TestCase``.
     """
     return type("TierMachine", (TierMachine,), {"make_subject": staticmethod(make_subject)})
 

@@ -74,7 +74,7 @@ class TierConformance:
     def write_raw(self, key: OffloadKey, data: bytes) -> Awaitable[bool | None] | bool | None:
         """Replace the stored object ``key`` of :attr:`namespace` by ``data``, of any length.
 
-        Return ``False`` if the store cannot hold such an object; the check then skips it.
+        Return ``False`` if the store cannot hold such an object; the check then skips that object.
         """
         raise NotImplementedError
 

@@ -44,7 +44,7 @@ class Engine:
         self._outcome = outcome
         self._content = ChunkContent(pool.chunk_bytes)
         self._active: list[Iterator[None]] = []
-        # The time of each chunk's last write, and the time of its first store.
+        # For each chunk, the times of its last write to the pool and its first store in the tier.
         self._written_s: dict[OffloadKey, float] = {}
         self._stored_s: dict[OffloadKey, float] = {}
         self._step_began_s = self._handed_over_s = 0.0
@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Count the shortest possible wait: the manager may query the tier only at the
-                # second step's end, and reads its clock after this step's beginning.
+                # Count the wait only from the second step's end: the query may be as late as this.
+                # Count only to this step's beginning, because the manager reads its clock later.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

@@ -139,7 +139,7 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Return the lengths of the pieces to send. Each length is the first byte of ``data``."""
+    """Return the lengths of the pieces to send: all are the value of ``data``'s first byte."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 

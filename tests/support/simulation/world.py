@@ -145,7 +145,7 @@ class World:
         return function(*arguments)
 
     def note_error(self, message: str) -> None:
-        """Treat a logged error as a breach, because a tier's faults may cause only warnings."""
+        """Treat a logged error as a breach, because a tier's faults must cause warnings at most."""
         self._first_breach = self._first_breach or Breach("nothing fails inside the SDK", message)
 
     def explain(self, error: Exception) -> Breach:
@@ -340,7 +340,7 @@ class World:
         self.rules.check()
         if calm:
             self._run_tiers(_CALM_STEP_S)
-            # Extend the limits on waits, which assume the plan's steps: those may be shorter.
+            # Extend the limits on waits: a calm step may be longer than the plan's longest step.
             longer_s = max(0.0, _CALM_STEP_S - self.plan.step_s)
             self.engine.excuse(longer_s * len(self.runners))
         else:

@@ -169,7 +169,7 @@ class Mending(OddTier):
 
 
 class Impatient(OddTier):
-    """Gives up on a hung store after half a second, without waiting for a cancellation."""
+    """Raises an error if a call hangs for half a second, without waiting for a cancellation."""
 
     async def reach(self) -> None:
         try:

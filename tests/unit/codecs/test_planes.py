@@ -283,7 +283,7 @@ def test_without_the_compiled_coder(monkeypatch):
     monkeypatch.setattr(planes, "coder", None)
     with pytest.raises(ConfigError, match="'compress' cannot be used: .* lacks the compiled coder"):
         Planes("bfloat16")
-    # A CorruptChunkError would delete another engine's chunk.
+    # After a CorruptChunkError, the SDK would delete another engine's chunk.
     with pytest.raises(ChunkError, match="lacks the compiled coder; install") as refused:
         decode("bfloat16", stored, 2 * BLOCK)
     assert not isinstance(refused.value, CorruptChunkError)

@@ -32,7 +32,7 @@ A, B = b"a" * 36, b"b" * 36
 
 
 class SharedStore(MemoryTier):
-    """A tier whose chunks all loops of a test share."""
+    """A tier whose chunks are shared by all loops of a test."""
 
     alignment = 16
     objects: dict[str, dict[OffloadKey, bytearray]]

@@ -164,7 +164,7 @@ def test_a_router_hears_what_the_store_has_whoever_changes_it(
         assert store_elsewhere([8, 9], ours, url=url, runner=runner) == 2
         assert store_elsewhere([10, 11], theirs, url=url, runner=runner) == 2
         router.await_blocks(blocks(PROMPT, [8, 9]))
-        # A page without its keys or its values counts as missing.
+        # A page has a file of keys and one of values. If either is lost, the page is missing.
         names = [page.encode().hex() for page in host.hashes(PROMPT)[6:]]
         lost = [next(path for path in tmp_path.rglob(f"*{name}*")) for name in names]
         subprocess.run(["rm", *lost], check=True)

@@ -10,7 +10,7 @@ OURS, ENGINE = logging.getLogger("kvtier"), logging.getLogger("vllm")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Do not use a fixture, because it would run before pytest adds its handlers.
+    # This is not a fixture, because pytest adds its log handlers only after fixtures have run.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for logger in (OURS, ENGINE):
         monkeypatch.setattr(logger, "handlers", [])
