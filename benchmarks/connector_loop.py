@@ -103,7 +103,7 @@ class ConnectorLoop:
             active = [serving for serving in active if next(serving, _FINISHED) is not _FINISHED]
 
     def costs(self) -> Iterator[Sample]:
-        """Yield operation counts, which do not depend on the manager, and CPU time per chunk."""
+        """Yield counts and CPU times per chunk. The counts do not depend on the manager."""
         for name, count in self._work.items():
             yield name, "a chunk", "", count / self._chunks
         for kind, us in self._meter.samples_us().items():

@@ -75,7 +75,7 @@ class BoundedTierConfig(ExpiringTierConfig):
     """The base class for the options of a tier that evicts chunks to stay within a capacity.
 
     Attributes:
-        capacity_bytes: limit of the size of all stored objects, headers included. All namespaces
+        capacity_bytes: limit of the total size of stored objects, headers included. All namespaces
             and processes in one location share the limit; the least recently used chunks are
             evicted first. Default: no limit.
     """

@@ -47,7 +47,7 @@ class TierURL:
         try:
             parts = urlsplit(url)
             port = parts.port
-            # Refuse an unescaped '#', '/', '?' or '&' in a password, which would cut the password.
+            # Refuse an unescaped '#', '/', '?' or '&', because it would cut a password short.
             is_cut = parts.fragment or (port is not None and "@" in url and "@" not in parts.netloc)
             if is_cut or not all("=" in option for option in parts.query.split("&") if parts.query):
                 raise ValueError

@@ -360,7 +360,7 @@ class _Turn:
         self.end: _Group | None = None  # the group with the end of the prefix
         self.pace = _UNKNOWN  # of the wait before the turn, if it continues a conversation
         self.groups: dict[int, _Group] = {}  # by number of uses
-        self.returned: dict[_Group, int] = {}  # by earlier group, how many of its chunks were used
+        self.returned: dict[_Group, int] = {}  # how many of each earlier group's chunks were used
 
     def group(self, uses: int) -> _Group:
         uses = min(uses, _MOST_USES)

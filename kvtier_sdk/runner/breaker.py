@@ -69,7 +69,7 @@ class Outcome(Enum):
     #: Does not count toward failures in a row, because a healthy tier may be slow under load.
     LATE = "late"
     FAILED = "failed"
-    #: Only the call's objects failed. Several failed objects may mean that the tier is broken.
+    #: Only single objects failed. If several do, the tier itself may be broken.
     FAULTY = "faulty"
     #: The call could not start, because hanging calls use up the allowed number of calls.
     BLOCKED = "blocked"

@@ -300,7 +300,7 @@ class TierLoop:
         self._log.catch_up()
 
     def abandon(self) -> None:
-        """Conclude all jobs as cancelled, even jobs that are submitted later."""
+        """End all jobs as cancelled, including jobs submitted later."""
         self._closed = True
         self._conclude_all()
         for queue in self._queues.values():

@@ -24,7 +24,7 @@ _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 
 
 class CUDADriver:
-    """CUDA's driver, which acts on the thread's current device. Batches need CUDA 12.8."""
+    """The CUDA driver; it acts on the thread's current device. Batches need CUDA 12.8."""
 
     def __init__(self, device: torch.device) -> None:
         try:

@@ -74,7 +74,7 @@ class PageKernel:
     def start(
         self, stream: torch.cuda.Stream, *arguments: int | torch.Tensor, gather: bool
     ) -> None:
-        """Compile the kernel if needed, and queue it. May raise any class of error."""
+        """Compile the kernel if needed, and queue it. May raise any exception."""
         with torch.cuda.stream(stream):
             self._launch(*arguments, gather=gather)
 

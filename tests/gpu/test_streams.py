@@ -1,4 +1,4 @@
-"""An engine computes on its own stream, and submits copies from the same or from another thread."""
+"""Copies wait for the engine's stream or event, whichever thread submits them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def bug(*rules: str, seed: int = 0) -> Callable[[Bug], Bug]:
 
 
 def around(owner: type, name: str) -> Callable[[Callable[..., Any]], Bug]:
-    """Return a decorator that makes ``change(original, self, ...)`` replace a method."""
+    """Replace a method with the decorated function, ``change(original, self, ...)``."""
 
     def make(change: Callable[..., Any]) -> Bug:
         @functools.wraps(change)

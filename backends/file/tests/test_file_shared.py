@@ -228,7 +228,7 @@ async def test_a_choice_of_victims_asks_one_other_process_whether_it_lives(make_
     )
     for key in KEYS[4:9]:
         assert await benches[0].put(tiers[0], key) == [None]
-    # Each store checks the lease of one process, and the next store checks another process.
+    # Each store checks the lease of one process, a different process each time.
     assert len(asked) == len(set(asked)) == 5
 
 

@@ -124,7 +124,7 @@ def _check_error(operation: str, answer: Any, state: str = _UNREACHABLE) -> None
 
 
 async def _check_recovery(probe: Probe, disturbance: str) -> None:
-    """Require that a lookup succeeds within the timeout, and then a store and a load."""
+    """Require a successful lookup within the timeout, then a store and a load."""
     subject = probe.subject
     end_s = subject.clock.now_s() + subject.timeout_s
     while isinstance(error := await _answer(probe.lookup(subject.new_keys(1))), TierError):

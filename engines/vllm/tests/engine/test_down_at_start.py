@@ -19,7 +19,7 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: If the hash algorithm is not vLLM's default, the first request reopens the tiers.
+#: ``sha256_cbor`` is not vLLM's default, so the first request reopens the tiers.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)
