@@ -107,9 +107,10 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_seconds(duration_s: float) -> str:
     """Format a duration with three significant digits: ``0.05`` is ``"50 ms"``."""
-    if 0 < duration_s < 1e-3:
+    # Use the next unit for a duration that would round to 1000.
+    if 0 < duration_s < 0.9995e-3:
         return f"{1e6 * duration_s:.3g} us"
-    if duration_s < 1:
+    if duration_s < 0.9995:
         return f"{1e3 * duration_s:.3g} ms"
     if duration_s < 120:
         return f"{duration_s:.3g} s"

@@ -8,7 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvtier_sdk import format_bytes
-from kvtier_sdk.options.units import parse_bytes, parse_bytes_or_share, parse_seconds, parse_share
+from kvtier_sdk.options.units import (
+    format_seconds,
+    parse_bytes,
+    parse_bytes_or_share,
+    parse_seconds,
+    parse_share,
+)
 
 FACTORS = {f"{prefix}B": 1000**power for power, prefix in enumerate(["", *"KMGTPE"])}
 FACTORS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTPE", 1)}
@@ -108,3 +114,15 @@ def test_a_size_is_written_for_people(size_bytes: int, text: str) -> None:
 def test_a_written_size_is_read_back(number: int, unit: str) -> None:
     size_bytes = min(number * FACTORS[unit], 7 * FACTORS["EiB"])
     assert parse_bytes(format_bytes(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        *((0, "0 ms"), (25e-6, "25 us"), (0.9994e-3, "999 us"), (0.9996e-3, "1 ms")),
+        *((0.9994, "999 ms"), (0.9996, "1 s"), (34.2, "34.2 s"), (150, "2.5 min")),
+        *((7200, "2 h"), (172_800, "2 d")),
+    ],
+)
+def test_a_duration_is_written_for_people(duration_s: float, text: str) -> None:
+    assert format_seconds(duration_s) == text
