@@ -131,12 +131,12 @@ def read(file: Path) -> Result:
 
 
 def _command() -> str:
-    """Return the command line without ``--json FILE``, and without directories of traces."""
+    """Return the command line without ``--json FILE``, and without directories of files."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")
         del arguments[at : at + 2]
-    arguments = [Path(one).name if one.endswith(".jsonl") else one for one in arguments]
+    arguments = [Path(one).name if "/" in one else one for one in arguments]
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
 
 

@@ -26,8 +26,8 @@ def find_digests(part: ModuleType) -> bool:
     # xxhash's extension contains a copy of libxxhash, but may hide the copy's functions. So try the
     # system's library too.
     extension = sys.modules.get(xxhash.xxh3_128_digest.__module__)
+    expected = xxhash.xxh3_128_digest(sample)
     for library in (str(getattr(extension, "__file__", None)), "libxxhash.so.0"):
-        expected = xxhash.xxh3_128_digest(sample)
         if part.use_digests(library) and part.digest(sample) == expected:
             return True
     part.use_digests("/")  # clear the function, because no library gave the right digest
