@@ -82,7 +82,8 @@ class Folder(Store):
         while self._folder.is_dir():
             shutil.rmtree(self._folder, ignore_errors=True)
             # Put a file in the folder's place, because the tier would recreate a missing root.
-            self._folder.touch()
+            with suppress(FileExistsError):
+                self._folder.touch(exist_ok=False)
 
     def _files(self) -> list[Path]:
         return _files(self._folder, "*.kv", self.chunk_bytes)
