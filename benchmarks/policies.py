@@ -11,8 +11,8 @@ next use is farthest away.
 different hints: none, the reasons why answers end, and these reasons with either rough or exact
 times of the sessions' next turns.
 
-Hits are counted as ``kvtier replay`` counts them without tiers, one request at a time. Every run
-produces the same figures.
+Requests are played one at a time, and hits are counted as in ``kvtier replay`` without tiers. Every
+run produces the same figures.
 """
 
 from __future__ import annotations

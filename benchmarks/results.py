@@ -95,7 +95,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
     """Return a round's order: each round begins with another way, and the rest is in random order.
 
-    A way pays for what its predecessor left in memory, so the predecessor must change too.
+    A way's speed depends on what the previous way left in memory, so the previous way must vary.
     """
     rest = list(ways)
     first = rest.pop(number % len(rest))
@@ -131,7 +131,7 @@ def read(file: Path) -> Result:
 
 
 def _command() -> str:
-    """Return the command line without ``--json FILE``, and without directories of files."""
+    """Return the command line without ``--json FILE``. Each path is reduced to its file name."""
     arguments = list(sys.argv[1:])
     if "--json" in arguments:
         at = arguments.index("--json")

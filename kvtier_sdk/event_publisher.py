@@ -300,7 +300,7 @@ class EventPublisher:
             _log.debug("a router does not read its answer: %s", error)
 
     def _snapshot(self) -> Iterator[tuple[int, bytes]]:
-        """Yield a snapshot as numbered batches; the last has the number of the last sent batch."""
+        """Yield a snapshot in batches; the final one has the number of the newest sent batch."""
         events = self._chunks.snapshot()
         most = 1 + len(self._chunks) // _BATCH_EVENTS
         for number in range(self._next - most, self._next):

@@ -131,7 +131,7 @@ def announce_blocks(
             name = make_offload_key((block % 2**64).to_bytes(8, "big"), group)
             left = missing.pop(name, 0 if event.removed else chunks)
             left += 1 if event.removed else -1
-            # Announce a block that has just become complete, or has just lost its first chunk.
+            # Announce a block that has just become complete, or has just ceased to be complete.
             if left == event.removed:
                 told[name] = ChunkNote([block], None, [], 0).encode()
             if 0 < left < chunks:

@@ -15,7 +15,7 @@ class Verb(Enum):
 
     #: Keep chunks in the pool for a limited time, which starts again with each use.
     PIN = "pin"
-    #: Until a given time, evict the chunks only after all others, in order of rising priority.
+    #: Until a given time, evict the chunks only after all other chunks, lowest priority first.
     RETAIN = "retain"
     #: Expect the next turn of the conversation a given time after the answer.
     RESUME_IN = "resume_in"

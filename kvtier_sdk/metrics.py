@@ -351,7 +351,7 @@ class TierStats:
         )
 
     def note_backend(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> None:
-        """Add the gains of the backend's ``counters``, and set the backend's changed ``gauges``."""
+        """Add the increases of the backend's ``counters``, and set its changed ``gauges``."""
         for name, gained in counters.items():
             self.backend_counters[name] = self.backend_counters.get(name, 0.0) + gained
         self.backend_gauges.update(gauges)

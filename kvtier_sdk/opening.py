@@ -162,7 +162,7 @@ def open_manager(
         tiers_and_runners = list(zip(specs, runners, strict=True))
         log_start(pool, config.policy, tiers_and_runners, bound)
         for runner in runners:
-            # The manager closes a runner only after ``add_tier``, so close each runner here too.
+            # The manager closes only the runners given to ``add_tier``, so close each runner here.
             stack.callback(runner.close, config.shutdown_timeout_s)
         stack.callback(manager.shutdown, config.shutdown_timeout_s)
         if is_owner:
@@ -201,8 +201,8 @@ def open_tier(
         namespace: the facts that decide whether stored bytes can be reused.
         listener: the receiver of each job's outcome.
         clock: see :func:`open_manager`, which also describes ``events`` and ``notify``.
-        announce: called in any thread when this or another process adds chunks to the tier's store
-            or removes chunks; it must not block. The first event, without keys, withdraws all.
+        announce: called in any thread when this or another process adds or removes chunks in the
+            tier's store; it must not block. The first event has no keys, and withdraws all chunks.
         shutdown_timeout_s: seconds allowed for draining the tier, and again for closing it.
         engine: the engine's name, for the log.
 

@@ -118,7 +118,7 @@ def build_facts(backend: str, contract_version: int = CONTRACT_VERSION) -> tuple
 
 
 def backend_name(name: str) -> str:
-    """Return the backend's name for a name or a URL scheme; return an unknown name unchanged."""
+    """Return the name of the backend with this name or URL scheme, or an unknown name as it is."""
     found = _find_backend(name)
     if not found:
         return name
@@ -129,7 +129,7 @@ def backend_name(name: str) -> str:
 
 
 def url_schemes(info: BackendInfo) -> list[str]:
-    """Return the backend's URL schemes: its name with ``-`` in place of ``_``, then all others."""
+    """Return the backend's URL schemes: its name with ``-`` for ``_``, then its further schemes."""
     schemes = [one.info for one in _entry_points(URL_SCHEMES_GROUP)]
     further = [scheme.name for scheme in schemes if scheme.target == info.target]
     return [info.name.replace("_", "-"), *sorted(further)]

@@ -3,10 +3,10 @@
     python3 run.py [--out FOLDER] [--only NAME,NAME] [--limit-s SECONDS]
 
 This program needs Python 3.12, torch and numpy, but no network. This file's folder contains all
-other packages, the tests and the benchmark.
-With another version of Python, the packages in python3.12/ are not used. The report is printed as
-it grows, and written to FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current
-folder). The exit status is 1 if a check failed. Without a device, tests that need one are skipped.
+other packages, the tests and the benchmark. Another version of Python ignores the packages in
+python3.12/, and must have its own. The report is printed as it grows, and written to
+FOLDER/report.txt and FOLDER/report.json (default: $OUT, or the current folder). The exit status is
+1 if a check failed. Without a device, tests that need one are skipped.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class SystemClock(Clock):
         try:
             import uvloop
 
-            # uvloop may abort when it closes a file that reuses a closed standard stream's number.
+            # uvloop may abort when it closes file 0, 1 or 2, so require open standard streams.
             for stream_fd in range(3):
                 os.fstat(stream_fd)
         except (ImportError, OSError):

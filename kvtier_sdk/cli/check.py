@@ -21,7 +21,7 @@ from kvtier_sdk.pool import HostPool, PoolLayout
 from kvtier_sdk.runner.survey import contents_in_words
 
 _CHUNK_BYTES = 64 * 1024
-#: The verdict by exit status.
+#: The verdict in words for each exit status, 0 to 2.
 _VERDICTS = ("ok", "does not work as it is", "is wrong")
 
 

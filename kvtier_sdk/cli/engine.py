@@ -306,7 +306,7 @@ def prefetch_command(socket: Socket, session: _Session, tenant: _Tenant = "") ->
 
 
 def forget_command(socket: Socket, session: _Session, tenant: _Tenant = "") -> None:
-    """End a session's pins, and drop its chunks that no other session uses from the host pool."""
+    """End a session's pins, and drop from the host pool its chunks that no other session uses."""
     _give_hint(socket, verb="forget", session=session, tenant=tenant)
 
 

@@ -48,7 +48,7 @@ _ADVICE = f"make one with 'openssl rand -hex {KEY_BYTES}'"
 
 
 class AESGCMCodec(ChunkCodec):
-    """The codec ``aes-gcm:FILE``, which seals with the file's first key and opens with any key."""
+    """The codec ``aes-gcm:FILE``. It seals with FILE's first key and opens with any key in FILE."""
 
     envelope_bytes = _TAG_AT + _TAG_BYTES
 

@@ -159,7 +159,7 @@ class ModelTier(TierListener):
                     self._wake.clear()
                 self._step()
         except Exception:
-            # Only a bug leads here. Finish all work below, because the engine is waiting.
+            # Only a bug leads here. ``finally`` finishes all work, because the engine is waiting.
             _log.exception("tier %s: its thread has ended; all that follows is a miss", self.name)
         finally:
             self._has_ended = True

@@ -22,7 +22,7 @@ _LONGEST_MISTAKE = 500
 _MOST_HINTS = 16
 #: Hints that a request may have several times, for example for different ranges of tokens.
 _REPEATED = ("pin", "retain")
-#: Advice for each field, because pydantic's messages name internal types. "" is the whole table.
+#: Advice by field, because pydantic's messages name internal types; "" means the whole table.
 _TO_WRITE = {
     "": 'write a table such as {"session": "chat 7", "pin": "5m"}',
     "tokens": "write two numbers such as [0, 4096]",

@@ -155,7 +155,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     )
     if secrets.mask(shown) == shown:
         return error
-    # Use the nearest base class in errors.py, because callers catch it; else imitate the class.
+    # Use the nearest base in errors.py, because callers catch it; if there is none, copy the name.
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
     theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind = [*ours, theirs][0]

@@ -31,7 +31,7 @@ _UNKNOWN, _SLOWEST = -1, 5
 # A pace's rates are averaged with the rates over all paces, which weigh as much as this many turns.
 # So the policy loses few hits if the pace predicts nothing.
 _TRUST = 15
-# To save time, groups that outgrow a bucket are moved only at intervals of its width times _LATE.
+# To save time, groups move out of a bucket only at intervals of _LATE times the bucket's width.
 _LATE = 1 / 8
 _NEWS = 1 / 16  # rates are recomputed once new events exceed this fraction of earlier events
 # After every _TURNS requests, all earlier events lose a hundredth of their weight.
@@ -179,7 +179,7 @@ class ReturnsPolicy(EvictionPolicy):
         for group, returned in turn.returned.items():
             kind = group.kind
             if kind is not None and kind.label != _REST and returned > group.left > 0:
-                # Most of the group returned, so the conversation left these chunks behind.
+                # Most of the group returned, so the conversation left the other chunks behind.
                 self._begin_wait(group, _REST, kind.classes)
         turn.returned.clear()
         if resume_in_s == inf:
@@ -473,7 +473,7 @@ class _Rates:
             self.rates.append(rate)
             stays = exp(-rate * width)
             waits.append((1 - stays, (1 - stays) / rate, stays))
-        # Extend each bucket's wait, stretch by stretch, as long as the next one raises the rate.
+        # Extend each bucket's wait by one following stretch at a time, while this raises the rate.
         stretches: list[tuple[float, float, float]] = []
         self.worths = []
         for returned, waited, stays in reversed(waits):

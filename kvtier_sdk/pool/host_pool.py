@@ -89,7 +89,7 @@ class HostPool:
         """Map a replica's pool; create the pool if no other process has created it.
 
         The method first removes pools in ``directory`` that killed replicas left behind. It does
-        not wait for other processes. The pool has a name there until all processes have joined.
+        not wait for other processes. The pool has a name in ``directory`` until all have joined.
 
         Args:
             replica: an id that all processes of the replica share. Use a new id for each start of a

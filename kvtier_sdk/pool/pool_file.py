@@ -30,8 +30,8 @@ class PoolFile:
     the last process ends, even after a crash.
 
     Attributes:
-        close: ends the lease and closes the descriptor; a second call does nothing. Garbage
-            collection and ``exec`` have the same effect.
+        close: ends the lease and closes the descriptor. Garbage collection and ``exec`` do both
+            too. A second call does nothing.
     """
 
     def __init__(

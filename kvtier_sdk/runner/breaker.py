@@ -69,7 +69,7 @@ class Outcome(Enum):
     #: Does not count toward failures in a row, because a healthy tier may be slow under load.
     LATE = "late"
     FAILED = "failed"
-    #: Only single objects failed. If several do, the tier itself may be broken.
+    #: Each error concerns only one object. If several objects fail, the tier may be broken.
     FAULTY = "faulty"
     #: The call could not start, because hanging calls use up the allowed number of calls.
     BLOCKED = "blocked"

@@ -24,7 +24,7 @@ def wants_process(spec: TierSpec) -> bool:
     tier_class = spec.tier_class
     if tier_class.needs_process:
         return True
-    # In a thread, a tier that waits for I/O would compete for the engine's interpreter lock.
+    # In a thread, a tier that does I/O would compete with the engine for the interpreter lock.
     outside = tier_class.medium is not Medium.CPU or tier_class.locality is Locality.REMOTE
     return option == "process" or (option == "auto" and outside)
 

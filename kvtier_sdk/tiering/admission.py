@@ -46,7 +46,7 @@ class Admission:
         self._log = log
         self._options = options
         self._limit = _HASHES  # keys with a hash below this limit are followed
-        self._was_read: dict[OffloadKey, bool] = {}  # the followed chunks in the tier
+        self._was_read: dict[OffloadKey, bool] = {}  # for each followed chunk in the tier
         self._capacity = 0  # followed chunks in the tier after its last eviction; 0 if unknown
         # The tier's used bytes and its disk's free bytes when the tier was last known to be full.
         self._full: tuple[int | None, int | None] | None = None

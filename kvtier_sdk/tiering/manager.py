@@ -50,11 +50,11 @@ class TieringManager:
     engine's scheduler, unless a method's description says otherwise.
 
     The engine begins a request with ``on_new_request``. In a step, it calls ``lookup`` for the
-    request's chunks up to the first ``MISS``, and again while a chunk is pending. The calls
-    ``prepare_load``, ``complete_load``, ``prepare_store`` and ``complete_store`` follow. After
-    ``on_request_finished``, only the ``complete`` calls may still come. Each step ends with
-    ``on_schedule_end``. For an unknown request, lookups and ``prepare`` calls raise
-    ``KVTierError``, and ``complete`` calls do nothing.
+    request's chunks up to the first ``MISS``. While a chunk is pending, the engine repeats this in
+    the next step. The calls ``prepare_load``, ``complete_load``, ``prepare_store`` and
+    ``complete_store`` follow. After ``on_request_finished``, only the ``complete`` calls may still
+    come. Each step ends with ``on_schedule_end``. For an unknown request, lookups and ``prepare``
+    calls raise ``KVTierError``, and ``complete`` calls do nothing.
 
     :func:`kvtier_sdk.engine.open_manager` creates a manager from a configuration.
     """
@@ -213,9 +213,9 @@ class TieringManager:
         Returns:
             ``HIT``: the chunk is readable, and ``prepare_load`` in this step succeeds.
             ``HIT_PENDING``: the chunk will soon be readable; ask again next step.
-            ``RETRY``: a tier has not answered yet, or a load will begin at the end of the step; ask
-            again next step. The lookup deadline limits this wait, but begins only when the request
-            is no longer put off (:meth:`is_put_off`). ``MISS``: recompute the chunk.
+            ``RETRY``: a tier has not answered, or a load begins at the end of the step; ask again
+            next step. The wait's lookup deadline begins when :meth:`is_put_off` returns false.
+            ``MISS``: recompute the chunk.
 
         Raises:
             KVTierError: the request is unknown, or the key is not ``bytes``.

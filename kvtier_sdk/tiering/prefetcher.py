@@ -14,8 +14,8 @@ from kvtier_sdk.types import GROUP_BYTES, LookupResult, OffloadKey, RequestConte
 
 _WINDOW: Final = 64  # the most chunks to load at once; another request may have to wait for them
 _MOST_WAITING: Final = 256  # the most prefetches that wait
-_LEAD_S: Final = 1.0  # begin this long before the turn, plus twice the expected load time
-_WINDOW_S: Final = 0.1  # for each window, begin this much earlier
+_LEAD_S: Final = 1.0  # begin this long, plus twice the expected load time, before the turn
+_WINDOW_S: Final = 0.1  # begin this much earlier for each window
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Prefetch:
     loading: RequestState | None = None  # the internal request that loads the chunks
 
     def forget_from(self, missing: OffloadKey) -> None:
-        """Forget a chunk that no tier has, and the later chunks, which are useless without it."""
+        """Forget a chunk that no tier has, and its group's later chunks, which are useless then."""
         group = missing[-GROUP_BYTES:]
         at = self.keys.index(missing, self.place)
         rest = [key for key in self.keys[at:] if key[-GROUP_BYTES:] != group]

@@ -12,7 +12,7 @@ from kvtier_sdk.tiering.records import PendingLookup, Promotion, RequestState, S
 from kvtier_sdk.tiering.slots import PrimaryTier
 from kvtier_sdk.types import OffloadKey
 
-_MOST_FAILED = 4096  # failed loads to remember, so that an outdated answer does not repeat a load
+_MOST_FAILED = 4096  # failed loads to remember, so that no load is repeated for an outdated answer
 
 _OK: Final = Verdict.OK
 _LOADING: Final = SlotState.LOADING

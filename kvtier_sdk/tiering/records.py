@@ -93,7 +93,7 @@ class Offers:
         self.sent = 0  # tiers that have the chunk or are storing it
         self.owed = 0  # tiers that must get the chunk before its eviction
         self.failed = 0  # write-through tiers that lack the chunk, so a later hit offers it again
-        # The request that used the chunk, by the index of each tier that waits for the chunk.
+        # Maps the index of each tier that waits for the chunk to the request that used the chunk.
         self.followers: dict[int, RequestContext] = {}
 
 

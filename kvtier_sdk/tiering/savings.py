@@ -101,7 +101,7 @@ class Savings:
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
             # All groups cover the same tokens, so count only the group with the most tokens: a
-            # sliding window needs few chunks. Group numbers exceed ``last`` if groups are missing.
+            # sliding window needs few chunks. Groups beyond ``last`` are absent from the namespace.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()

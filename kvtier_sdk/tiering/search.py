@@ -23,8 +23,8 @@ _ABSENT: Final = MissReason.ABSENT.value
 _OK: Final = Verdict.OK
 _NOT_FOUND: Final = Verdict.NOT_FOUND
 
-#: The maximum number of chunks to look up at once, which takes about 15 ms of a step. Requests
-#: further back in the engine's queue must wait for device blocks anyway, so lookups can wait too.
+#: The most chunks to look up at once; looking up this many takes about 15 ms of a step. Requests
+#: far back in the engine's queue must wait for device blocks anyway, so their lookups can wait too.
 MOST_CHUNKS: Final = 16_384
 #: The reason for a miss, by the lookup's verdict; LOOKUP_FAILED for other verdicts.
 _DOUBTS = {

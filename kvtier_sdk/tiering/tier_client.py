@@ -134,7 +134,7 @@ class TierClient:
         self._note_of = note_of  # returns a chunk's note, which the tier stores for routers
         self._make_span = span_maker(spec.name, clock)
         self._job_ids = itertools.count(1)
-        # The collected jobs, and for each request the load job that gets its further chunks.
+        # The collected jobs, and for each request the load job that gets the request's next chunks.
         self._collected: list[Job] = []
         self._open_loads: dict[str, Job] = {}
         self._touched: Sequence[OffloadKey] = ()
@@ -157,8 +157,8 @@ class TierClient:
         Raises:
             ConfigError: a setting cannot work; the runner has ended.
             BackendError: the tier's process cannot import the backend; the runner has ended.
-            TierError: the store refuses the credentials, or cannot be reached and is required;
-                the runner has ended.
+            TierError: the store refuses the credentials, or it cannot be reached and the tier is
+                ``required``; the runner has ended.
         """
         self.stats.note_open(self._runner.start())
         self._outages.update()
@@ -277,8 +277,8 @@ class TierClient:
             keys: the chunks. Do not change the sequence after the call.
             request: the request that needs the chunks.
             tag: any object, which the listener finds in ``job.tag``.
-            worth_s: seconds that the engine would need to compute the chunks. The lookup has as
-                much time, within ``lookup_deadline`` and ``max_lookup_deadline``.
+            worth_s: seconds that the engine would need to compute the chunks. The lookup gets
+                this time, but at least ``lookup_deadline`` and at most ``max_lookup_deadline``.
         """
         options = self.spec.runner
         within_s = max(options.lookup_deadline_s, min(worth_s, options.max_lookup_deadline_s))

@@ -170,7 +170,7 @@ class Gatherer:
 
 @dataclass(eq=False)
 class StagedPiece:
-    """One band of several chunks of a group, small enough for one staging part."""
+    """The same band of several chunks of a group. One staging part has room for them all."""
 
     _kernel: PageKernel
     _staging: _Staging

@@ -1,4 +1,4 @@
-"""Registers host memory with the driver, because copies of unregistered memory block the caller.
+"""Registers host memory with the driver, because a copy of unregistered memory blocks the caller.
 
 A process can register a page only once, and unregistering a page affects all of its users. So the
 devices of a process share registered pieces, and each piece counts its users.

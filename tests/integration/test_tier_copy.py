@@ -119,7 +119,7 @@ def test_a_destination_that_is_too_small_is_told(
 ) -> None:
     fill(folder.url, NAMESPACE, keys_from(0, 20))
     small = f"file://{tmp_path}/to?direct_io=off&capacity={10 * 2 * CHUNK_BYTES}"
-    # This pool has room for 8 chunks, so the command copies in parts, as it copies a large store.
+    # With a pool of only 8 chunks, the command copies this small store in parts, like a large one.
     monkeypatch.setattr("kvtier_sdk.cli.tier.copy._POOL_BYTES", 8 * CHUNK_BYTES)
     with pytest.raises(typer.Exit):
         copy_command(folder.url, small)

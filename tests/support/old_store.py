@@ -21,7 +21,7 @@ from support.live import content
 
 NAMESPACE = Namespace({"model": "meta-llama/Llama-3.1-8B", "dtype": "bfloat16"})
 KEYS = keys_from(1, 2)
-#: Long enough for compression to save a page.
+#: Long enough for a compressed chunk to be at least one page shorter.
 CHUNK_BYTES = 16384
 
 

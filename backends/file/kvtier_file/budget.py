@@ -17,7 +17,7 @@ class Budget:
         self, capacity_bytes: int | None, last_used_ns: Callable[[ChunkId], int | None]
     ) -> None:
         self.capacity_bytes = capacity_bytes  # ``None`` for no limit
-        self._last_used_ns = last_used_ns  # reads the file, which all processes update
+        self._last_used_ns = last_used_ns  # reads the chunk's file, which all processes update
         self._indices: defaultdict[str, RecencyIndex] = defaultdict(RecencyIndex)
         self.used_bytes = 0
         self.latest_ns = 0  # the latest known use of any chunk, including removed chunks

@@ -30,7 +30,7 @@ _STORED_NS = 1_000_000
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count once, because the SDK both loads and touches a chunk.
-#: If a use counted only after a pause, constant use would never raise the count.
+#: If only uses after a pause counted, the count of a chunk in constant use would never rise.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -101,7 +101,7 @@ class RecencyClock:
         self._next_ns = 0
 
     def take(self, count: int) -> range:
-        """Return ascending times in nanoseconds since the epoch; they count no earlier uses."""
+        """Return ascending times in nanoseconds since the epoch; their last digits are zeros."""
         with self._lock:
             now_ns = int(self._clock.wall_s() * 1e9)
             known_ns = (now_ns, self._latest_ns() + 1, self._next_ns)

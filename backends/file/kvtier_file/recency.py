@@ -10,7 +10,7 @@ from kvtier_file.chunks import USE_NS, earlier_uses
 from kvtier_sdk import OffloadKey
 
 #: Time of the last use, key, and size in bytes. The time is in nanoseconds since the epoch, and its
-#: last digits count the uses. The index's dictionary and heaps share the tuples, to save memory.
+#: last digits count earlier uses. The index's dictionary and heaps share the tuples to save memory.
 Use: TypeAlias = tuple[int, OffloadKey, int]
 
 # The divisor in `staleness_ns` is 1 after one use, and grows by this each time the uses double.

@@ -119,7 +119,7 @@ class SharedUsage:
         self._replica.replace(self._root.scan())
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room that the caller has made, until :meth:`locked` releases the bytes."""
+        """Reserve room that the caller has made. A later :meth:`locked` releases the bytes."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 
@@ -159,7 +159,7 @@ class SharedUsage:
         return [one for one in leases if one != self._lease]
 
     def _next_lease(self) -> list[str]:
-        """Return only the next of the other leases, because checking all would be slow."""
+        """Return at most one of the other leases, in turn, because checking all would be slow."""
         others = sorted(self._header.reservations.keys() - {self._lease})
         later = [one for one in others if one > self._last_asked]
         asked = (later or others)[:1]

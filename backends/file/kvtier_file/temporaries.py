@@ -85,7 +85,7 @@ class Temporaries:
     def write_batch(
         self, batch: Sequence[Transfer], times_ns: Sequence[int], digest_bytes: int, *, direct: bool
     ) -> Sequence[str | None]:
-        # With ``sync``, a batch would save little, because waiting for the disk takes far longer.
+        # With ``sync``, a batch would save little time: most time is spent waiting for the disk.
         if compiled.batch_io is None or self._sync:
             return [None] * len(batch)
         files = tuple(

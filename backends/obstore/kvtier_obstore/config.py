@@ -48,7 +48,7 @@ class ObstoreTierConfig(TierConfig):
         prefix: prefix of all object names.
         endpoint: URL of another server that speaks the provider's protocol.
         region: the bucket's region, for S3.
-        access_key_id: access key id, for S3; a secret, because it changes with the secret key.
+        access_key_id: access key id, for S3; a secret, so that it is reread with the secret key.
         secret_access_key: secret access key, for S3.
         account_name: the storage account, for Azure.
         account_key: the account's key, for Azure.

@@ -26,7 +26,7 @@ class Kind(Enum):
     OK = auto()
     ERROR = auto()  # the reply's text is the reason
     ABSENT = auto()  # the server has no value for the key
-    VALUE = auto()  # the reply's text is the value's length; the buffers contain a value that fits
+    VALUE = auto()  # the reply's text is the value's length; a value that fits is in the buffers
     NUMBER = auto()  # the reply's text is a whole number
 
 
@@ -144,7 +144,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
     """Receive a reply, and store its value in the buffers of the request."""
     # If the line with the value's length is as long as guessed, one system call receives the line
-    # and the value in place. Any other reply overwrites the buffers: a failed load may do so.
+    # and the value in place. Any other reply overwrites the buffers, which a failed load may do.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))
     rooms = [line, *exchange.target, memoryview(bytearray(len(_END)))]
     room_bytes = sum(map(len, rooms))

@@ -459,7 +459,7 @@ async def test_a_dead_node_costs_its_own_keys_only(bench, broken_cluster, is_new
     # The chunks on the dead node make delete() raise, but all other chunks are deleted.
     with pytest.raises(TierUnavailableError):
         await tier.delete(KEYS)
-    # At most the manifest is left. The store wrote it again if its node is alive.
+    # At most the manifest is left. The last store restored it if the manifest's node is alive.
     left = [name for server in cluster.alive for name in server.ask("KEYS", "*")]
     assert all(name.endswith(b".manifest") for name in left)
     # A call fails if only the dead node could answer it.

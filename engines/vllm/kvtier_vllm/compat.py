@@ -87,7 +87,7 @@ def end_tokens(req_context: ReqContext) -> dict[OffloadKey, int]:
 
 
 def _wrap(owner: Any, name: str, call: Callable[..., Any]) -> None:
-    """Replace vLLM's function by ``call(function, *arguments)``; a second call does nothing."""
+    """Replace vLLM's function by ``call(function, *arguments)``, unless it is replaced already."""
     function = getattr(owner, name)
     if vars(function).get(_WRAPPED):
         return

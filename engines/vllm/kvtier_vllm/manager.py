@@ -78,7 +78,7 @@ class _Request:
         step: the step of the request's latest lookup.
         first: the first chunk that was looked up in that step.
         is_waiting: true if the request waits, whatever further lookups in that step find.
-        retried: the latest chunk looked up in a wait, if its answer was ``RETRY``, else ``None``.
+        retried: the chunk last looked up in the wait, if the answer was ``RETRY``, else ``None``.
     """
 
     context: RequestContext

@@ -45,7 +45,7 @@ def _check(vllm_config: Any) -> None:
 
     if transfer is None or not compat.runs_here(vllm_config):
         return
-    # Join vLLM's log again, because vLLM has configured it since the first call.
+    # Join vLLM's log again, because vLLM has configured the log after register() joined it.
     join_engine_log()
     options = {
         name: getattr(transfer, name)

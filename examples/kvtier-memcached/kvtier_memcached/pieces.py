@@ -39,7 +39,7 @@ class ValueStore(Protocol):
 
 
 class _Index(NamedTuple):
-    """The index of an object, stored under the object's own name. It contains the pieces' names."""
+    """The index of an object, stored under the object's name. It determines the pieces' names."""
 
     #: Random bytes in the names of the pieces, new for each store of the object.
     version: bytes
@@ -66,7 +66,7 @@ class Pieces:
     tier uses this class.
 
     A piece's name is the object's name, a dot and up to 59 further characters. If a writer is
-    killed, or another writer overwrites the index, some pieces are no longer in any index. Nothing
+    killed, or another writer overwrites the index, some pieces may belong to no index. Nothing
     removes these pieces, so the value store should evict values, or let them expire.
 
     Args:

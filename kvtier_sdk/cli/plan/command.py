@@ -119,7 +119,7 @@ def plan_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forecast hits, first token, wear and costs of pools and tiers, and suggest one of them.
+    """Forecast hits, first token, wear and costs of pools with and without a tier; suggest one.
 
     The forecast begins where the trace ends, is as long as the trace, and assumes an idle engine.
     Each option shown has the shortest time to the first token at its cost. The suggested option has
@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options. ``checks`` has each option's forecast and actual flow of the second half."""
+    """The options, and in ``checks`` their forecast and actual flows in the trace's second half."""
 
     policy: str
     options: Sequence[Option]

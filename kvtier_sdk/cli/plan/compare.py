@@ -16,9 +16,9 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# A plan holds up to these deviations: points of a hit rate, and a share of the forecast bytes.
+# The largest deviations at which a plan holds: points of a hit rate, share of forecast bytes.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
-# An engine may finish this share of the requests after its trace was read.
+# The request counts may differ by this share: some requests end after the trace was read.
 _MOST_REQUESTS_OFF = 0.01
 _LOSSES = ("dropped", "failures", "misses")
 
@@ -90,7 +90,7 @@ def compared(workload: Sequence[ReplayRequest], policy: str, socket: Path) -> Co
         raise ConfigError(f"--compare {socket}: a plan has one tier; this engine has several")
     days = Work.of(workload, 0, 0.0, 1.0).span_s / DAY_S
     traffic = Traffic(workload)
-    # kvtier does not count the hits on the device, so the pool's hits below include them.
+    # kvtier does not count hits on the device. The pool's hit rate below includes these hits.
     absent = host["stored_chunks"] + sum(of["hit_chunks"] for of in tiers)
     if not host["stored_chunks"] or absent > traffic.chunks:
         raise _other_time(socket, f"{absent:,.0f} chunks", f"{traffic.chunks:,}")

@@ -61,7 +61,7 @@ class Traffic:
         uses = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
         lengths = [len(request.keys) for request in workload]
         self.distinct_chunks, self.chunks = len(numbers), sum(lengths)
-        #: Cache sizes to forecast, in chunks: powers of two, until all distinct chunks fit.
+        #: The cache sizes to forecast, in chunks: powers of two, until all distinct chunks fit.
         self.sizes = [1 << max(0, 2 * max(lengths, default=0) - 1).bit_length()]
         while self.sizes[-1] < self.distinct_chunks:
             self.sizes.append(2 * self.sizes[-1])

@@ -149,8 +149,8 @@ class _Driver:
                         on_progress(done)
                 moved = moved or progressed is not False
             self._manager.on_schedule_end()
-            # A closed loop plays one request at a time. A step after every report would repeat
-            # lookups that an engine does not repeat.
+            # In a closed loop (one request at a time), a report alone does not end the wait. A step
+            # after every report would repeat lookups that an engine does not repeat.
             while not moved and reported.wait(_STEP_S) and self._closed:
                 reported.clear()
                 moved = not self._manager.has_pending_work()

@@ -128,8 +128,6 @@ def _parse_line(line: str, number: int, path: Path, prefix: str) -> ReplayReques
 
 def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[ReplayRequest]:
     """Return a workload in which each request has the time until its session's next request."""
-    # Multiply each time by e^x, where x is normally distributed with mean 0 and standard deviation
-    # ``error``. The time after a session's last request is infinite.
     if not all(request.session for request in workload):
         raise ReplayError("the trace names no sessions, so nothing can be told about their turns")
     rng = random.Random(seed)
@@ -138,6 +136,8 @@ def told(workload: Sequence[ReplayRequest], error: float, seed: int) -> list[Rep
     for request in reversed(workload):
         wait_s = next_s.get(request.session, math.inf) - request.arrived_s
         next_s[request.session] = request.arrived_s
+        # Multiply the time by e^x, where x is normally distributed with mean 0 and standard
+        # deviation ``error``. The time after a session's last request is infinite.
         factor = math.exp(rng.gauss(0, error))
         requests.append(dataclasses.replace(request, resume_in_s=wait_s * factor))
     return requests[::-1]

@@ -29,7 +29,7 @@ _PAGE = 1000
 _EXAMINED_BYTES = 64 * 2**20
 #: A placeholder for an unknown chunk length. Chunks of unknown length are never loaded.
 _UNKNOWN_BYTES = 4096
-#: The maximum chunk length accepted from a manifest, which limits the allocated memory.
+#: The maximum chunk length accepted from a manifest. This maximum limits the allocated memory.
 _MOST_CHUNK_BYTES = 2**30
 #: The minimum number of retries, because a failure ends the command. 7 retries take 2.5 s.
 _RETRIES = 7

@@ -214,7 +214,7 @@ class Probe:
         """Load the chunk ``key``, require one of the ``versions``, and return true.
 
         If ``may_miss`` is true, the tier may also report the chunk absent or damaged; the result is
-        then false. ``what`` describes the chunk in a breach. ``lent_as`` is as in :meth:`full`.
+        then false. ``what`` describes the chunk in a breach. ``lent_as`` goes to :meth:`empty`.
         """
         found = await self.get(key, **lent_as)
         if isinstance(found, TierError):
@@ -319,7 +319,7 @@ class Probe:
         return [answers[index] for index in range(len(keys))]
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Return the positions of ``keys`` in the SDK's batches; without keys, one empty batch."""
+        """Return the SDK's batches of ``keys``, as positions; without keys, one empty batch."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
 

@@ -150,7 +150,7 @@ def run_check(check: Check, subject: TierSubject) -> None:
 
 @contextmanager
 def judged(name: str, rule: str, says: str) -> Iterator[None]:
-    """Turn any error of a check except CheckSkipped into a :class:`ConformanceError`."""
+    """Turn a check's error into a :class:`ConformanceError`; ignore NoRoom, raise CheckSkipped."""
     try:
         yield
     except Breach as breach:

@@ -53,7 +53,7 @@ class Engine:
         self.requests: list[_Request] = []
         # The tiers that each restricted request may use, by the request's id.
         self.choosy: dict[str, set[str]] = {}
-        # The number of chunks whose copy ended after their request. They are offered to no tier.
+        # The number of chunks whose copy ended after the request's end. No tier is offered them.
         self.kept_back = 0
         self._manager = world.manager
         self._inside = world.inside

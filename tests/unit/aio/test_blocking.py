@@ -56,8 +56,8 @@ async def test_an_exception_is_raised_here_and_ends_no_thread(error: BaseExcepti
 
 
 def test_even_a_stop_iteration_comes_back() -> None:
-    # A future cannot carry StopIteration. Run the call in a new process, because a coroutine that
-    # fails this test waits for ever and cannot be cancelled.
+    # A future cannot carry StopIteration. Run the call in a new process: if the test failed, the
+    # coroutine would wait for ever, and could not be cancelled.
     code = """
 import asyncio
 import contextlib

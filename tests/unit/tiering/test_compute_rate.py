@@ -32,7 +32,7 @@ def test_the_time_a_chunk_of_prompts_in_one_step_and_in_several() -> None:
 
 
 def test_an_engine_that_schedules_a_step_ahead() -> None:
-    """The step after a prompt begins at once; only the following step waits for the prompt."""
+    """The first step after a prompt begins at once; the second step waits for the prompt."""
     rate, now_s = ComputeRate(), 0.0
     for _ in range(3):
         rate.step_ended(now_s)

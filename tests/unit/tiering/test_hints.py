@@ -222,7 +222,7 @@ def test_a_prefetch_brings_the_chunks_back_before_the_turn(make: Make) -> None:
     assert all(present(engine, *KEYS[:6]))
     (receipt,) = engine.manager.take_receipts()
     assert (receipt.verb, receipt.outcome, receipt.chunks) == (Verb.PREFETCH, Outcome.ACCEPTED, 6)
-    # Prefetched chunks stay in the pool until the turn.
+    # Prefetched chunks stay in the pool until a turn has used them.
     flood(engine)
     assert engine.look(A, *KEYS[:6]) == ["HIT"] * 6
     assert not engine.manager.stats[0].misses, "nobody has missed anything"

@@ -112,7 +112,7 @@ def test_pinned_memory_may_begin_inside_a_page(
 def test_no_page_with_memory_of_others_is_registered(
     runtime: FakeCUDA, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a shared page were registered, the driver could not copy the neighbouring memory."""
+    """If such a page were registered, the driver would refuse copies of the others' memory."""
     whole = mapped(6, PAGE_BYTES).reshape(-1)
     of_an_allocator = np.frombuffer(whole.data[512 : 512 + 4 * PAGE_BYTES], np.uint8)
     for memory in (of_an_allocator, torch.frombuffer(of_an_allocator, dtype=torch.uint8)):

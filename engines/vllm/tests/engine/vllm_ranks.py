@@ -121,7 +121,7 @@ class Replica:
     ) -> None:
         with ExitStack() as stack:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
-            # Use the model runner for CPUs, because only it sets ``is_parallelism_agnostic``.
+            # Use model runner V1: with V2, only a canonical layout is ``is_parallelism_agnostic``.
             patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
             config = _vllm_config(folder / model, tp, pp)
             config.cache_config.kv_cache_layout = layout

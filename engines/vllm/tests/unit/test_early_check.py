@@ -1,4 +1,4 @@
-"""Checks that run before vLLM starts a worker; tests/integration/messages.txt has the messages."""
+"""Tests of the checks before a worker starts; tests/integration/messages.txt has the messages."""
 
 import os
 import socket

@@ -118,7 +118,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def test_the_only_revision_of_the_cache_whatever_it_is_called(cache: Cache) -> None:
     cache.hold(OTHER, config_json="c", model_safetensors="w")
-    # The cache holds only the tokenizer of the other revision, so no engine can serve it.
+    # The cache has only the tokenizer of ``MAIN``, so no engine can serve that revision.
     cache.hold(MAIN, tokenizer_json="t")
     assert cache.revision() == OTHER
 
