@@ -1,4 +1,4 @@
-"""LMCache's L2 adapters and kvtier's, below an L1 that LMCache's options configure."""
+"""LMCache's and kvtier's L2 adapters, below an L1 set up with LMCache's options."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class TierSpec:
         return self.config.live_values() | self.runner.live_values()
 
     def needed(self, required: bool = True) -> Self:
-        """Return a copy with this value of the option ``required``."""
+        """Return a copy whose option ``required`` has this value."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:

@@ -49,8 +49,8 @@ class ExpiringTierConfig(TierConfig):
     """The base class for the options of a tier whose chunks can expire.
 
     Attributes:
-        ttl_s: a chunk expires this time after its last store or use. Default: never.
-        max_age_s: a chunk expires this time after it was stored, even if used. Default: never.
+        ttl_s: a chunk expires this long after its last store or use. Default: never.
+        max_age_s: a chunk expires this long after it was stored, even if used. Default: never.
     """
 
     ttl_s: Live[Seconds | None] = Field(None, alias="ttl", ge=0.001)

@@ -59,7 +59,7 @@ class CompressionGate:
 
     The gate estimates the time per byte from loads, or from stores until there are enough loads. It
     compares calls of different lengths to separate latency from transfer time. Concurrent calls
-    share a link and the idle cores, so load and expand times are divided by the number of calls.
+    share a link, so load times are divided by their number; expand times at most by the idle cores.
     """
 
     _tier: TierCaller | ChunkSealer

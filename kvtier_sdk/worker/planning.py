@@ -54,7 +54,7 @@ class GroupLayout:
         return as_long and np.array_equal(self.offsets_bytes, begins)
 
     def slots_for(self, blocks: int, first_block: int) -> int:
-        """Return the number of slots for consecutive ``blocks`` that begin with ``first_block``."""
+        """Return the number of slots for ``blocks`` consecutive blocks from ``first_block`` on."""
         return -(-(first_block % self.blocks_per_chunk + blocks) // self.blocks_per_chunk)
 
 

@@ -79,7 +79,7 @@ async def check_no_copies(
     *,
     heads_bytes: int = 0,
 ) -> None:
-    """Fail if a tier copies payload bytes, other than ``heads_bytes`` that come with headers."""
+    """Fail if a tier copies more payload than the ``heads_bytes`` received with headers."""
     stored, fresh = ([bytes([base, n]) * 10 for n in range(8)] for base in range(2))
     assert await bench.put(tier, *stored) == [None] * 8
     batch = list(map(bench.empty, stored) if operation == "load" else map(bench.full, fresh))

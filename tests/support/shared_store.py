@@ -135,7 +135,7 @@ class Engine:
             self.router.catch_up(_HEARTBEAT_S)
 
     def restart(self, *, in_time: bool, at_rest: bool = True) -> None:
-        """Close the client if ``in_time``, otherwise crash. Then restart with only the store."""
+        """Close the client if ``in_time``, otherwise crash. Restart; only the store survives."""
         if in_time:
             self.client.close()
         else:

@@ -17,7 +17,7 @@ _FIND_PAUSE_S = 0.5
 
 
 class CurrentCredentials(AioCredentials):  # type: ignore[misc]
-    """The current credentials; after a refusal by the server, a search may replace them.
+    """The current credentials. If the server refuses them, a search may find new ones.
 
     All requests, including botocore's, are signed with this object, so a change applies at once.
     Credentials in the options need no search, because the runner rereads their files.

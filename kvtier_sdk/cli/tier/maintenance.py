@@ -1,4 +1,4 @@
-"""Opens single tiers beside the engines that use them, for the ``kvtier tier`` commands."""
+"""Opens single tiers for the ``kvtier tier`` commands, even while engines use them."""
 
 from __future__ import annotations
 

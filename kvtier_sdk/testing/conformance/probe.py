@@ -319,7 +319,7 @@ class Probe:
         return [answers[index] for index in range(len(keys))]
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Return the SDK's batches of ``keys``, as positions; without keys, one empty batch."""
+        """Split ``keys`` as the SDK does, into batches of positions; at least one batch."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
 

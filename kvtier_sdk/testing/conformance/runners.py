@@ -42,7 +42,7 @@ async def check_it_runs_in_a_process(subject: TierSubject) -> None:
     says="Except on Medium.CPU, each instance finds all chunks.",
 )
 async def check_processes_share_a_place(subject: TierSubject) -> None:
-    """Two processes with a tier in one place find each other's chunks."""
+    """Processes whose tiers share a place find each other's chunks."""
     await _with_runner(subject, "process", _share_chunks)
 
 
