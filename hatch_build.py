@@ -25,7 +25,7 @@ class CompiledCore(BuildHookInterface[Any]):
         work = Path(self._directory.name)
         sources = self._named("compiled") - self._named("interpreted")
         extensions = mypycify(
-            # The type checker reports errors in modules that are not compiled, so hide them here.
+            # Hide the errors that the type checker reports in modules that are not compiled.
             ["--follow-imports=silent", f"--cache-dir={work}/cache", *sorted(sources)],
             group_name="kvtier_sdk",
             debug_level="0",

@@ -47,7 +47,7 @@ def main() -> None:
 
 def _turn(storage: Storage, base: Path, place: str, mib: int, number: int) -> Iterator[Sample]:
     stored = storage.fill()
-    # A virtual machine's host takes free pages back, and a first write to such a page takes 10 us.
+    # Touch free pages first. After a virtual machine's host takes a page back, a write takes 10 us.
     with tempfile.TemporaryFile(dir=base) as file:
         for _ in range(mib):
             file.write(bytes(2 << 20))

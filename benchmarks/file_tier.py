@@ -3,8 +3,8 @@
 Usage: python benchmarks/file_tier.py [--root DIR] [--rounds N] [--total SIZE] ...
 
 Each measurement moves the same number of bytes, split among its processes. Each round measures
-every program with every number of processes. Each ratio compares the first row, ``tier`` in one
-process, with another row. The programs:
+every program with every number of processes. A row's ratio is the throughput of the first row
+(``tier`` in one process) divided by the row's throughput. The programs:
 
     tier    FileTier, no capacity
     evict   FileTier, with a capacity of half of the bytes written, so that most stores evict
@@ -96,7 +96,7 @@ def _work(
         return asyncio.run(_spans(files, is_loaded=not is_full))
     except BaseException:
         traceback.print_exc()
-        # End this worker at once, so that the pool ends the other workers, which wait for it.
+        # The other workers wait for this one. End it, so that the executor ends them too.
         os._exit(1)
 
 

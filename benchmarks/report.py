@@ -138,7 +138,7 @@ def _run(run: Run, arguments: argparse.Namespace) -> Result:
 
 
 def _interpreter(run: Run, vllm: Path) -> tuple[Path, Mapping[str, str]]:
-    """Return the interpreter for a run, and the reason for each way that is not measured."""
+    """Return a run's interpreter, and a reason for each way that it cannot measure."""
     if run.engine:
         python = vllm if run.engine == "vLLM" else ROOT / f".venv-{run.engine.lower()}/bin/python"
         if not python.exists():

@@ -71,7 +71,7 @@ class Benchmark:
         self.add([Series(group, *names, each) for names, each in values.items()], next(iter(sides)))
 
     def add(self, series: Sequence[Series], own: str | None = None) -> None:
-        """Record and print one group's series, with the ratios of ``own`` to the other ways."""
+        """Record and print one group's series. Compare the way ``own``, if any, with the others."""
         self._measured += series
         title = f"{series[0].group}: {len(series[0].values)} round(s), medians (quartiles)"
         compared = f"; {own} beside it in the same round, above 1 is better for {own}"

@@ -259,7 +259,7 @@ def _measure_start(root: Path, files: int) -> Row:
 
 
 async def _start(root: Path, files: int) -> Row:
-    # Ask for little more than the files need, because the tier refuses more than the disk's size.
+    # Keep the capacity near the files' size, because the tier refuses more than the disk's size.
     capacity = (files + _REQUEST_CHUNKS) * _WORKBENCH.object_bytes
     tier = _WORKBENCH.make(f"file://{root}", capacity=capacity, min_free=0)
     request, transfer = _WORKBENCH.request, _WORKBENCH.empty(b"a new chunk")

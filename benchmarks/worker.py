@@ -1,4 +1,4 @@
-"""Measure the worker's GB/s between blocks and slots, and a contiguous copy of equal size.
+"""Measure the GB/s of the worker between blocks and slots, and of an equally long contiguous copy.
 
 Usage: python benchmarks/worker.py [--layers 1,32] [--pages 16,256,4096] [--kib 16,128] [--rounds N]
 

@@ -93,7 +93,7 @@ class AnnouncedChunks:
     ) -> Iterator[_Event]:
         blocks, place, copies = self._blocks(tier, key, note)
         hashes = blocks.block_hashes
-        # A block's hash covers all blocks before it, so announced blocks precede the new blocks.
+        # The announced blocks come first, because a block's hash covers all blocks before it.
         known = next((n for n, block in enumerate(hashes) if block not in copies), len(hashes))
         copies.update(hashes)
         if known < len(hashes):

@@ -52,8 +52,8 @@ class Hint:
         tokens: the tokens of a pin or a retained range, from the first index up to but not
             including the second; ``None`` for the whole prompt and answer.
         priority: a retained range's priority, 0 to 100; ``None`` for the request's priority.
-        session: the session whose chunks a prefetch loads immediately. ``None`` prefetches the
-            request's session, before the session's next turn.
+        session: the session whose chunks a prefetch loads immediately. If ``None``, a prefetch is
+            for the request's session, and loads the chunks before the session's next turn.
         mistake: the reason why the hint is unreadable; empty for a readable hint.
     """
 

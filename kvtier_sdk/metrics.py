@@ -155,7 +155,7 @@ def _declare(
 def _counter(
     name: str, text: str, *labels: str, keys: Iterable[str] = (), of: _Tiers = "behind"
 ) -> Any:
-    """Declare a counter; ``labels`` make it a dictionary, keyed by label values joined by dots."""
+    """Declare a counter, or with ``labels`` a dictionary keyed by label values joined by dots."""
     kind, make = MetricKind.COUNTER, Counter if labels else int
     return _declare(kind, f"{name}_total", text, ("tier", *labels), make=make, of=of, keys=keys)
 

@@ -27,7 +27,7 @@ from kvtier_sdk.tiering.manager import TieringManager
 from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 
-#: The maximum pause of a tool between polls, because only a poll can end an overdue job.
+#: A tool polls at least this often, because only a poll can end an overdue job.
 _LOOK_S = 1.0
 
 
@@ -56,7 +56,7 @@ def open_pool(config: TieringConfig, *, chunk_bytes: int | None = None) -> Itera
 
 
 def check_chunk(config: TieringConfig, chunk_bytes: int) -> None:
-    """Raise a :class:`ConfigError` if the configuration has another chunk length."""
+    """Raise a :class:`ConfigError` if a chunk length other than ``chunk_bytes`` is configured."""
     if config.chunk_bytes not in (None, chunk_bytes):
         raise ConfigError(
             f"option 'chunk_bytes' is {config.chunk_bytes}, but the engine's chunks have "

@@ -151,7 +151,7 @@ def compared(ways: Sequence[Way]) -> list[Way]:
 
 
 def _absences(section: Section, figures: Figures) -> Iterator[str]:
-    """Yield a sentence with the reason for each run or way without figures."""
+    """For each run or way without figures, yield a sentence with the reason."""
     said = set()
     for name in (run.name for run in section.runs):
         run = figures.runs.get(name)

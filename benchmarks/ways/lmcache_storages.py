@@ -134,7 +134,7 @@ class _Limit(_L1Storage):
 
 
 class _Adapter(_L1Storage):
-    """An L2 adapter, with the calls of LMCache's controllers. Each task has all objects."""
+    """An L2 adapter, called as LMCache's controllers call it. Each task has all objects."""
 
     def __init__(
         self, name: str, adapter: Any, objects: Sequence[Any], clear: Callable[[], object]

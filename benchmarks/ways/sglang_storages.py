@@ -1,4 +1,4 @@
-"""SGLang's own storage for files and kvtier's, each attached to SGLang's cache controller."""
+"""SGLang's file storage and kvtier's storage, each attached to SGLang's cache controller."""
 
 from __future__ import annotations
 

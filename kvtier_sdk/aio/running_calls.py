@@ -37,7 +37,7 @@ class RunningCalls:
         self._idle.set()
 
     async def __aenter__(self) -> None:
-        """Count a call; raise :class:`TierUnavailableError` once the tier is closed."""
+        """Count a call; raise :class:`TierUnavailableError` after ``close`` was called."""
         if self._is_closed:
             raise TierUnavailableError("the tier was closed", retryable=False)
         self._count += 1

@@ -38,7 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    # Disable typer's tracebacks, because some releases show local variables, with passwords.
+    # Disable typer's tracebacks: in some releases they show local variables and so passwords.
     pretty_exceptions_enable=False,
     help="Offloading the KV cache of large language models through tiers of memory and storage.",
 )

@@ -38,7 +38,7 @@ class Chart:
 
 
 def document(title: str, body: str) -> str:
-    """Return an HTML page around ``body`` that loads no other files."""
+    """Return an HTML page that contains ``body`` and loads no other files."""
     return _template().replace("@BODY@", body).replace("@TITLE@", escape(title), 1)
 
 

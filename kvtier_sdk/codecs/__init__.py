@@ -1,1 +1,1 @@
-"""The SDK's codecs. Each needs the extra ``seal``."""
+"""The codecs, which need the extra ``seal``, and the coders of option ``compress``."""

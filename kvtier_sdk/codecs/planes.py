@@ -68,8 +68,8 @@ class Planes:
     """The lossless coder for payloads of ``dtype`` elements. Any thread may call it."""
 
     FLOATS: ClassVar[str] = "16-bit and 8-bit floats"
-    # Maps a dtype's name, from ``str`` or vLLM, to its kind. Kinds 0 and 1 have 16 bits, with
-    # exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5 bits.
+    # Maps a dtype's name, as torch or vLLM writes it, to its kind. Kinds 0 and 1 have 16 bits,
+    # with exponents of 8 and 5 bits. Kinds 2 and 3 have 8 bits, with exponents of 4 and 5 bits.
     KINDS: ClassVar[dict[str, int]] = {
         "bfloat16": 0,
         "float16": 1,

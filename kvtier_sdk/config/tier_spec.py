@@ -166,7 +166,7 @@ class TierSpec:
         return self.config.live_values() | self.runner.live_values()
 
     def needed(self, required: bool = True) -> Self:
-        """Return a copy whose option ``required`` has this value."""
+        """Return a copy with the option ``required`` set to the argument."""
         return replace(self, runner=self.runner.model_copy(update={"required": required}))
 
     def in_background(self) -> Self:
@@ -176,7 +176,7 @@ class TierSpec:
     def to_dict(self, *, secrets: bool = False, defaults: bool = False) -> dict[str, Any]:
         """Return the configuration as plain data that :meth:`from_options` reads.
 
-        ``secrets`` shows secrets in the clear, and ``defaults`` adds the unset options.
+        Set ``secrets`` to show secrets in the clear, and ``defaults`` to add the unset options.
         """
         config = self.config.to_dict(secrets=secrets, defaults=defaults)
         runner = self.runner.to_dict(secrets=secrets, defaults=defaults)

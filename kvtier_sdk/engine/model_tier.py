@@ -23,7 +23,7 @@ from kvtier_sdk.tiering.tier_client import TierClient
 from kvtier_sdk.tiering.tier_listener import TierListener
 from kvtier_sdk.types import OffloadKey, RequestContext
 
-#: Maximum interval between polls while jobs run, because only a poll ends overdue jobs.
+#: Maximum interval between polls while jobs run. It is short: only a poll ends overdue jobs.
 _OVERDUE_LOOK_S = 0.25
 #: The lookup deadline can be long, because the engine looks up chunks before it needs them.
 _LOOKUP_DEADLINE_S = 1.0
@@ -41,7 +41,7 @@ class Work:
         operation: a lookup, a load, a store or a deletion.
         request: the request that causes the work.
         done: called once, after all I/O on the slots has ended, with one verdict per key and the
-            number of moved bytes. The model's thread or, after its end, ``submit`` calls it.
+            number of moved bytes. The model's thread calls it, or ``submit`` if the thread ended.
         keys: the chunks.
         slots: the chunks' slots; empty for a lookup and a deletion.
     """
@@ -118,7 +118,7 @@ class ModelTier(TierListener):
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        """Queue ``work``. ``done`` runs before the deadline, or later if the I/O takes longer."""
+        """Queue ``work``. ``done`` runs by the job's deadline, or later if the I/O takes longer."""
         self._inbox.append(work)
         self._wake.set()
         if self._has_ended:

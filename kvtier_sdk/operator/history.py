@@ -24,7 +24,7 @@ from kvtier_sdk.tiering.savings import Savings
 _FILE_BYTES = 4 * 2**20
 _MOST_WAITING = 2**10
 _WRITE_S = 1.0
-#: The number of writes between two sums of lost chunks, and between two records of the speed.
+#: The number of writes between two sums of lost chunks, and between records of a steady speed.
 _SUM, _SPEED = 60, 3600
 #: The last day of the year 9999, because Python has no later dates.
 _END_S = 253_402_214_400

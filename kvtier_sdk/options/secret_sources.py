@@ -51,7 +51,7 @@ class FileSecret(SecretStr):
         value = _read(self.path)
         if value == self._secret_value:
             return False
-        # Add the secret to ``values`` before using it, because only these secrets are masked.
+        # Add the secret to ``values`` before using it, because only the secrets there are masked.
         self.values.append(value)
         self._secret_value = value
         return True

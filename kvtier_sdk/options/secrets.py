@@ -59,7 +59,7 @@ def url_without_password(url: str) -> str:
 
 
 class Secrets:
-    """The secrets to mask: the ``values``, and every secret read from ``files``, even later."""
+    """The secrets to mask: the ``values``, and all secrets that are ever read from ``files``."""
 
     def __init__(self, values: Iterable[str] = (), files: Sequence[FileSecret] = ()) -> None:
         self.files = files
@@ -155,7 +155,7 @@ def masked_error(error: BaseException, secrets: Secrets) -> BaseException:
     )
     if secrets.mask(shown) == shown:
         return error
-    # Use the nearest base in errors.py, because callers catch it; if there is none, copy the name.
+    # Use the nearest base in errors.py, which callers catch, or a new class with the error's name.
     ours: list[Any] = [c for c in type(error).__mro__ if c.__module__ == KVTierError.__module__]
     theirs = type(type(error).__name__, (Exception,), {"__module__": type(error).__module__})
     kind = [*ours, theirs][0]

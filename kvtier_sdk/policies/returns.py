@@ -22,7 +22,7 @@ _ENDS = (*_BEGINS[1:], inf)
 _CLASSES = (1, 2, 3, 4, 6, 8, 12, 16)  # the fewest uses in each class; more than 16 count as 16
 _MOST_USES = _CLASSES[-1]
 _CLASS_OF = tuple(sum(uses >= least for least in _CLASSES) - 1 for uses in range(_MOST_USES + 1))
-_GHOSTS = 6  # limit of remembered evicted chunks per slot; a slot takes 1 to 2 KB in all
+_GHOSTS = 6  # the most evicted chunks to remember, per slot; the policy uses 1 to 2 KB per slot
 # Each bucket begins with this many assumed returns. The number is small, so that chunks of an age
 # without any actual return are evicted first.
 _ASSUMED = 0.1
@@ -58,7 +58,7 @@ class ReturnsPolicy(EvictionPolicy):
     before a turn, because a conversation that returned quickly tends to do so again. They depend on
     a chunk's number of uses too, because in some workloads this number matters more than the age.
 
-    If a request predicts the time of the next turn (``resume_in_s``), the octave of this time
+    If a request predicts the wait until the next turn (``resume_in_s``), the octave of this wait
     replaces the ``stop``. So the policy learns how reliable the predictions are.
     """
 

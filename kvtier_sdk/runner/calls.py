@@ -240,7 +240,7 @@ class TierCaller:
 
 def is_not_tiers(error: BaseException) -> bool:
     """Return true for an error that no tier caused, such as the running task's cancellation."""
-    # A SystemExit or a Rust panic counts as the tier's, so it ends neither loop nor process.
+    # A SystemExit or a Rust panic counts as the tier's error, so it ends neither loop nor process.
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0

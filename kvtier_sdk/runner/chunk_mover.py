@@ -44,7 +44,7 @@ class ChunkMover:
 
     @contextmanager
     def transfers(self, job: Job, batch: Sequence[int]) -> Iterator[dict[int, Transfer]]:
-        """Yield the transfers by index in the job. The first read of a store's header writes it."""
+        """Yield the transfers by index in the job. A store's header is written when first read."""
         headers = self._headers.take(len(batch))
         is_store = job.operation is Operation.STORE
         try:

@@ -57,9 +57,9 @@ class _Call(NamedTuple):
 class CompressionGate:
     """Times a tier's loads and stores, and decides whether to compress chunks.
 
-    The gate estimates the time per byte from loads, or from stores until there are enough loads. It
-    compares calls of different lengths to separate latency from transfer time. Concurrent calls
-    share a link, so load times are divided by their number; expand times at most by the idle cores.
+    The time per byte comes from loads, or from stores until there are enough loads. Comparing calls
+    of different lengths excludes latency. Concurrent calls share a link, so call times are divided
+    by their number. Expand times are divided by it too, but at most by the number of idle cores.
     """
 
     _tier: TierCaller | ChunkSealer

@@ -419,7 +419,7 @@ class TierLoop:
             f"{self.spec.name} {operation}: {chunks} not done {when}",
         )
         self._conclude(run, Verdict.TIMEOUT)
-        # Count a lookup only as late: a busy healthy tier may miss a lookup's short deadline.
+        # Count a lookup as late, not failed: a busy healthy tier may miss the short deadline.
         outcome = Outcome.LATE if run.job.operation is Operation.LOOKUP else Outcome.FAILED
         health = self._health[run.direction]
         halfway_s = (run.started_s + run.job.deadline_s) / 2
@@ -430,7 +430,7 @@ class TierLoop:
         if run.open_batches > len(run.tasks):  # some batches have not started
             queue = self._queues[run.job.operation]
             self._queues[run.job.operation] = deque(item for item in queue if item[0] is not run)
-            # Count only calls of jobs concluded by ``halfway_s``. This job's calls may soon end.
+            # Count only jobs concluded by ``halfway_s``. The calls of this job may soon end.
             if self._is_blocked(run.direction, halfway_s):
                 health.note(Outcome.BLOCKED, NO_ROOM)
 

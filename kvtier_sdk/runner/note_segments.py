@@ -70,7 +70,7 @@ class NoteSegments:
     async def read(
         self, segments: Set[OffloadKey], take: Callable[[Mapping[OffloadKey, bytes]], bool]
     ) -> None:
-        """Pass each new segment's notes to ``take``, which returns false if chunks are missing."""
+        """Pass new segments' notes to ``take``; if it returns false, the next call retries once."""
         self._chunks = {key: of for key, of in self._chunks.items() if key in segments}
         self._again &= segments
         for segment in sorted((segments - self._chunks.keys()) | self._again):

@@ -121,7 +121,7 @@ class FaultyTier(SecondaryTierManager):
             return await super().load(batch)
         if fault.kind is FaultKind.PARTIAL:
             return await _half(super().load, batch, fault)
-        # Pass copies, because the tier would verify the originals before the damage.
+        # Pass copies, on which verify() does nothing, so that a chunk is verified after its damage.
         inside = [transfer.with_payload(transfer.payload) for transfer in batch]
         verdicts = await super().load(inside)
         for transfer, copy, verdict in zip(batch, inside, verdicts, strict=True):

@@ -37,8 +37,8 @@ class Admission:
     chunks that are seen again. The limit applies while the second model clearly has more hits.
 
     A tier is full from an eviction until it removes a chunk for another reason, or clearly has room
-    again. The room is measured on the disk if the disk was full before the tier reached its
-    capacity, and otherwise within the capacity.
+    again. If the tier evicted below its capacity, the disk was full, and the room is the disk's
+    free space. Otherwise the room is the unused part of the capacity.
     """
 
     def __init__(self, stats: TierStats, log: TierLog, options: RunnerOptions | None) -> None:

@@ -25,7 +25,7 @@ class ManagedTier:
         self.store_policy = store_policy
         options = client.spec.runner
         self.whole_requests = options.offload_policy == "request"
-        # Chunks with hits were seen before, and whole requests are never split, so limit neither.
+        # Do not limit chunks with hits (they were seen before) or whole requests (never split).
         is_open = store_policy.moment is not StoreMoment.HIT and not self.whole_requests
         self.admission = Admission(client.stats, client.log, options if is_open else None)
 
@@ -57,7 +57,7 @@ class Cascade:
         self._tiers: list[ManagedTier] = []
         self._owed_mask = 0
         self._stored_mask = 0
-        self._has_failed = False  # true once any write-through tier lacks a chunk
+        self._has_failed = False  # true from the first chunk that a write-through tier did not get
         self.missing = 0  # the most slots that a store has lacked since the last step ended
         # False if every tier gets each chunk as soon as it is written. Offers then need no record.
         self.tracks = False
@@ -90,7 +90,7 @@ class Cascade:
     def stored(self, slots: Sequence[Slot], request: RequestContext) -> None:
         if request.is_over:
             for slot in slots:
-                # No turn follows, so only mark the chunk, to be stored if another request uses it.
+                # No later turn needs the chunk. Mark it, so that another request's use stores it.
                 self._note_failed(slot, self._stored_mask)
         else:
             for tier in self._on_store:

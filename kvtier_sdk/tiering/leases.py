@@ -27,7 +27,7 @@ class Lease:
 class Leases:
     """The leases of all tenants, which share one budget of chunks.
 
-    A tenant may use the whole budget that other tenants leave free. If another tenant needs its
+    A tenant may use all of the budget that other tenants do not use. If another tenant needs its
     equal share of the budget, tenants above their share lose the leases that would end first.
 
     A chunk has one lease. A new lease replaces the old lease of the same owner, a lease of lower

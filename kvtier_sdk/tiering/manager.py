@@ -264,9 +264,9 @@ class TieringManager:
         """Look up the chunks of a prefix from the start to the first miss.
 
         Returns:
-            The number of chunks before the first miss, and whether an answer or a chunk is still
-            pending. If so, the engine should call this method again next step. While nothing has
-            changed, the method returns the same result without new lookups.
+            The number of chunks found before the first miss, and whether an answer or a chunk is
+            still pending. If so, the engine should call this method again next step. While nothing
+            has changed, the method returns the same result without new lookups.
 
         ::
 
@@ -415,7 +415,7 @@ class TieringManager:
     def complete_store(
         self, keys: Collection[OffloadKey], request: RequestContext, success: bool = True
     ) -> None:
-        """Make ``keys`` readable once the device has written them, and offer them to the tiers.
+        """End the device's writes: make the chunks ``keys`` readable, and offer them to the tiers.
 
         If ``success`` is false, the chunks are dropped. The method ignores an unknown ``request``,
         and chunks that were not prepared for the request.

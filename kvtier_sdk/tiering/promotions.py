@@ -40,7 +40,7 @@ class Promotions:
         tier: ManagedTier,
         state: RequestState,
     ) -> int:
-        """Queue loads of as many leading chunks as there are slots; return their number."""
+        """Queue loads of the leading chunks that get slots; return the number of these chunks."""
         # Leased chunks occupy slots too, and must not use up the reserve for stores.
         limit = self._limit - len(self._primary.leases.held)
         slots, _ = self._primary.take(max(0, min(len(keys), limit - self._occupied)))
@@ -75,7 +75,7 @@ class Promotions:
         landed = []
         for index, verdict in zip(job.slots, verdicts, strict=True):
             slot = slots[index]
-            # Skip slots that are no longer loading because of a reset.
+            # Skip a slot if a reset has emptied it during the load.
             if slot.state is _LOADING:
                 if verdict is _OK:
                     assert slot.promotion is not None

@@ -59,7 +59,7 @@ class PendingLookup:
         return (mask & -mask).bit_length() - 1
 
     def run_from(self, key: OffloadKey, tier: int, limit: int) -> list[OffloadKey]:
-        """Return up to ``limit`` successive chunks, from ``key`` on, with ``tier`` as first hit."""
+        """Return up to ``limit`` successive chunks from ``key`` on, whose first hit is ``tier``."""
         hits, bit = self.hits, 1 << tier
         before = bit - 1
         start = self.keys.index(key)

@@ -100,8 +100,8 @@ class Savings:
             groups: dict[bytes, list[int]] = {}
             for key, source in zip(keys, sources, strict=True):
                 groups.setdefault(key[-GROUP_BYTES:], []).append(source)
-            # All groups cover the same tokens, so count only the group with the most tokens: a
-            # sliding window needs few chunks. Groups beyond ``last`` are absent from the namespace.
+            # All groups cover the same tokens, but a sliding window loads only the last of them. So
+            # count the group that loads the most. The namespace lacks groups beyond ``last``.
             last = len(self._tokens) - 1
             sizes = [
                 (self._tokens[min(int.from_bytes(n, "big"), last)], of) for n, of in groups.items()

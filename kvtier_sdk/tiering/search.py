@@ -127,7 +127,7 @@ class TierSearch:
             if pending is None:
                 return _MISS
         having = pending.hits.get(key)
-        # A shared lookup may have hits in tiers that this request may not ask.
+        # Another request's lookup may have hits in tiers that this request may not ask.
         if having and having & state.tiers:
             if not pending.sealed:
                 return _RETRY

@@ -16,7 +16,7 @@ _DONE: Final = {Operation.LOOKUP: "found", Operation.LOAD: "loaded", Operation.S
 
 def span_maker(tier: str, clock: Clock) -> Callable[[Job, JobResult], None] | None:
     """Return a function that creates spans; ``None`` without a configured OpenTelemetry SDK."""
-    # A process with an SDK has imported the API, so kvtier need not require the API.
+    # A process that uses OpenTelemetry has imported its API, so kvtier need not require the API.
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None or isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):
         return None

@@ -557,7 +557,7 @@ class TierClient:
             self._known.discard(job.keys)
             self._listener.deleted(self, job, verdicts)
         elif operation is _PURGE:
-            # One job serves all calls of purge(), because stores are refused until it ends.
+            # The job serves later calls of purge() too, because no store was accepted while it ran.
             self._purging = False
             self._stale = verdicts[0] is not _OK
 

@@ -91,11 +91,11 @@ class Outages:
     def __init__(self, stats: TierStats, log_end: Callable[[str, str], None]) -> None:
         self._stats = stats
         self._log_end = log_end
-        # For each direction with an outage, the count of missed chunks at the outage's start.
+        # For each direction with an outage, the result of ``_missed`` at the outage's start.
         self._missed_before: dict[Direction, int] = {}
 
     def update(self) -> None:
-        """Record an outage that has begun; log the missed chunks of an ended outage."""
+        """Record the start of an outage; at its end, log how many chunks it affected."""
         stats = self._stats
         self._follow(Direction.READ, stats.reads_open)
         self._follow(Direction.WRITE, stats.stores_open | stats.is_slow)

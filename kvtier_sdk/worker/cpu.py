@@ -21,7 +21,7 @@ from kvtier_sdk.worker.planning import GroupLayout, HostLayout, Int64s, JobPlan
 MAX_THREADS = 4
 #: Waking another thread for a smaller part would cost more than it saves.
 MIN_PART_BYTES = 512 * 1024
-#: A load waits until running store parts end: a few milliseconds for parts of this size.
+#: A load waits for the store parts that threads are copying: a few milliseconds at this size.
 MAX_PART_BYTES = 16 * 1024 * 1024
 
 #: The destination addresses, source addresses and lengths in bytes of several runs.

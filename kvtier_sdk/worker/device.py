@@ -39,9 +39,9 @@ class Device(ABC):
         """Start a copy of at least one block, and return immediately. Any thread may call this.
 
         The plan's memory must stay allocated until the copy is done. Loads overtake stores, and an
-        expedited load overtakes other loads, even a load that has begun. The copy begins after
-        ``after``: an event, or all work queued so far on a stream. A device that computes in the
-        background requires ``after``, and raises ValueError without it.
+        expedited load overtakes other loads, even a load that has begun. The copy waits for
+        ``after``: for an event, or for all work queued so far on a stream. A device that computes
+        in the background requires ``after``, and raises ValueError without it.
         """
 
     @abstractmethod

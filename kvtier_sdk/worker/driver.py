@@ -32,7 +32,7 @@ class CUDADriver:
         except OSError as error:
             raise ConfigError(f"CUDA's driver cannot be loaded: {error}") from error
         self._context = ctypes.c_void_p()
-        # torch uses the same context until the process ends, so it is never released.
+        # Never release the context, because torch uses it until the process ends.
         if status := library.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), device.index):
             raise ConfigError(f"{device} has no context: error {status}")
         self._push, self._pop = library.cuCtxPushCurrent_v2, library.cuCtxPopCurrent_v2
@@ -82,7 +82,7 @@ class CUDADriver:
     def during_captures(self) -> Iterator[None]:
         """Allow calls in this thread that a graph's capture forbids, such as a query."""
         # Outside the ``with`` block, such a call would fail while any thread captures a graph, and
-        # invalidate the capture. The block must not use a stream that is being captured.
+        # invalidate the capture. Code inside must not use a stream that is being captured.
         mode = ctypes.c_int(_CAPTURE_RELAXED)
         self._exchange_capture_mode(ctypes.byref(mode))
         try:

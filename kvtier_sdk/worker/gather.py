@@ -170,7 +170,7 @@ class Gatherer:
 
 @dataclass(eq=False)
 class StagedPiece:
-    """The same band of several chunks of a group. One staging part has room for them all."""
+    """The same band of several chunks of a group. One staging part has room for all these bands."""
 
     _kernel: PageKernel
     _staging: _Staging

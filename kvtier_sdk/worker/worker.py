@@ -292,7 +292,7 @@ class OffloadWorker(contextlib.AbstractContextManager["OffloadWorker"]):
 
 
 def _end_dropped(device: Device, jobs: dict[int, _Job], memory: object) -> None:
-    """Close the device in a new thread. A copying thread may call this, but cannot join itself."""
+    """Close the device in a new thread: a copying thread may call this, and cannot join itself."""
     _log.warning("an offload worker was dropped without a call of shutdown()")
     end = threading.Thread(
         target=_end, args=(device, jobs, memory), name="kvtier-dropped-worker", daemon=True

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not has_device(), reason="only a device captures
 def test_capture(figure: Figure) -> None:
     blocks = random_blocks(4, MIB)
     host = mapped(4, MIB)
-    # The first launch of a kernel loads code, which a capture forbids.
+    # Launch the kernel beforehand, because its first launch loads code, which a capture forbids.
     blocks[1].fill_(3)
     synchronize()
     with open_worker(blocks, host) as worker:

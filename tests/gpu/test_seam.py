@@ -55,7 +55,7 @@ def _copy_all(figure: Figure, host: Bytes, where: str) -> None:
                 right = same(blocks, slots, host, slots)
                 figure(f"{where}, {way}: store", _words(stored.error, right))
                 assert (stored.error, right) == (None, True), f"{where}, {way}: the store is wrong"
-                # Without this change, a load that copies nothing would pass.
+                # Reverse the slots, because otherwise a load that copies nothing could pass.
                 host[:] = host[::-1].copy()
                 worker.submit_load(2, slots + _SLOTS, slots, after=computing())
                 loaded = finish(worker, 2)[2]

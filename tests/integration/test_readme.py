@@ -17,7 +17,7 @@ def test_the_example_prints_what_the_readme_says() -> None:
 
 
 def test_whoever_is_told_to_install_is_told_from_where() -> None:
-    """The packages are not on PyPI, so instructions link to the README on installing."""
+    """The packages are not on PyPI, so install instructions link to README.md#install."""
     text = README.read_text()
     (command,) = re.findall(r"^    pip install '\.\[.*$", text, re.MULTILINE)
     assert "\n## Install\n" in text

@@ -16,7 +16,7 @@ VLLM = Namespace({"engine": "vllm 0.33", "model": "llama"})
 ENGINES_KEYS = keys_from(0, 20)
 
 
-# Leave S3 out. An option sets an S3 tier's limit, and the file tier already tests such an option.
+# Leave S3 out, because its limit is the option ``capacity``, which ``Folder`` already tests.
 @pytest.mark.parametrize(
     "empty_store", [Folder, RedisStore], ids=lambda kind: kind.name, indirect=True
 )

@@ -12,7 +12,7 @@ from support.simulation.__main__ import main
 
 from kvtier_sdk.tiering.manager import TieringManager
 
-#: Start at 160: five of these seeds load a chunk while a tier is unreachable. Few others do.
+#: Five of the seeds 160 to 219 load a chunk while a tier is unreachable. Few other seeds do.
 FIRST_SEED, SEEDS = 160, 60
 TESTS = Path(__file__).parents[1]
 

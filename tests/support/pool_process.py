@@ -35,7 +35,7 @@ def fill(pool: HostPool, worker: int) -> None:
 
 
 def wrong_rows(pool: HostPool, worker: int, part_of: int | None = None) -> int:
-    """Count the rows without ``worker``'s pattern in its own part, or in worker ``part_of``'s."""
+    """Count rows without ``worker``'s pattern in worker ``part_of``'s part; default: its own."""
     part = pool.part(worker if part_of is None else part_of)
     return sum(
         not np.array_equal(part[slot], pattern(worker, slot, pool.layout.part_bytes))

@@ -68,7 +68,7 @@ def _news(source: _Source) -> _Prompts:
 
 
 def _agents(source: _Source, kinds: int, alive: int) -> _Prompts:
-    """Simulate agents. All agents of a kind start with the same long prompt, and then extend it."""
+    """Simulate agents. All agents of a kind start with the same long prompt; each extends it."""
     prompts = [source.fresh(30, 120) for _ in range(kinds)]
     tasks: list[tuple[list[OffloadKey], int]] = []
     while True:

@@ -117,7 +117,7 @@ def test_the_causes_of_a_verdict_hold_no_frames_either() -> None:
             raise kept[1] from None
     except ValueError as odd:
         kept[2].__cause__ = ExceptionGroup("both", [odd])
-    # Close a cycle of causes, so that an endless walk along the causes fails the test.
+    # Close a cycle of causes, so that the test fails if ``detached`` follows causes endlessly.
     kept[0].__cause__ = kept[2]
     kept[2].detached()
     assert [error.__traceback__ for error in kept] == [None] * 3

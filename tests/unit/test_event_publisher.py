@@ -245,7 +245,7 @@ def test_a_block_is_there_while_all_its_chunks_are() -> None:
     tell(event(key(4)))
     tell(event(removed=True))
     assert told[4:] == [removed, ("BlockRemoved", [-2])]
-    # An incomplete block is announced only after the tier has reported both chunks again.
+    # These chunks complete no block: chunks 3 and 4 were removed and not reported again.
     tell(event(key(5), key(2)))
     assert len(told) == 6
 

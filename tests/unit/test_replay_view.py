@@ -30,7 +30,7 @@ def test_speed_is_that_of_the_time_under_way_and_never_below_that_of_the_whole_r
 ) -> None:
     tier = TierStats("disk", "file", stored_bytes=10**9)
     tier.job_s["store"].observe(0.5)
-    # Eight loads ran at all times, so their durations add up to eight times the length of the run.
+    # Eight loads always ran at once, so their durations add up to eight times the run's length.
     tier.loaded_bytes = 3 * 10**9
     tier.job_s["load"].observe(16.0)
     print_report(report_of(tier))

@@ -30,7 +30,7 @@ _STORED_NS = 1_000_000
 USE_NS = 100
 MOST_EARLIER_USES = 15
 #: Uses in the same second of the clock count once, because the SDK both loads and touches a chunk.
-#: If only uses after a pause counted, the count of a chunk in constant use would never rise.
+#: No pause between uses is required, because a chunk in constant use has none.
 SAME_USE_NS = 1_000_000_000
 
 
@@ -101,7 +101,7 @@ class RecencyClock:
         self._next_ns = 0
 
     def take(self, count: int) -> range:
-        """Return ascending times in nanoseconds since the epoch; their last digits are zeros."""
+        """Return ascending times in nanoseconds since the epoch. The last two digits are zeros."""
         with self._lock:
             now_ns = int(self._clock.wall_s() * 1e9)
             known_ns = (now_ns, self._latest_ns() + 1, self._next_ns)

@@ -235,7 +235,7 @@ class NamespaceDirectory:
         return ClosingFd(fd)
 
     def _open(self, name: str, shard_fd: int) -> int:
-        """Open a chunk's file. ``O_NOATIME`` preserves the access time, which records the store."""
+        """Open a chunk's file. ``O_NOATIME`` keeps the access time: when the chunk was stored."""
         # Without O_NONBLOCK, opening a pipe of this name would block.
         flags = os.O_RDONLY | os.O_NONBLOCK
         with suppress(PermissionError):  # O_NOATIME is refused for another user's file

@@ -484,7 +484,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record a ``with`` block's error; ``at_file`` turns ``FAULTS`` into ChunkErrors."""
+        """Record a ``with`` block's error; if ``at_file``, errors in ``FAULTS`` are ChunkErrors."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

@@ -1,10 +1,10 @@
-"""Kills child processes after each of their system calls, and checks a survivor's count.
+"""Kills a child process after each system call, and checks the parent's count of chunks.
 
 Usage: crash_everywhere.py ROOT
 
-The checking process keeps the root open, because opening a root repairs it. Each child opens the
-root, stores a batch that causes evictions, deletes a chunk and closes. Each child is killed one
-call later than the previous child. The script prints the number of children.
+The parent keeps the root open, because opening a root repairs it. Each child opens the root, stores
+a batch that causes evictions, deletes a chunk and closes. Each child is killed one call later than
+the previous child. The script prints the number of children.
 """
 
 import fcntl

@@ -13,7 +13,7 @@ CAPACITY = 100
 CHUNKS = st.builds(ChunkId, st.sampled_from("ab"), st.sampled_from([b"1", b"2", b"3", b"4"]))
 SIZES = st.integers(0, 60)
 HEADROOMS = st.none() | st.integers(-50, 150)
-# These times are few and close, so that some uses are simultaneous, and some count as one.
+# These times are few and close: some uses are simultaneous, and some are in the same second.
 TIMES = st.integers(1, 20).map(lambda step: step * SAME_USE_NS // 4)
 
 

@@ -162,7 +162,7 @@ async def test_open_namespaces_compete_by_recency_and_others_go_first(make_bench
     assert await one.has(first, *KEYS[:3]) == [False, True, True]
     await one.close()
     # No process has the first namespace open any more, so its chunks are evicted first, although
-    # one of them was used last.
+    # the most recently used chunk of the root is one of them.
     await other.put(second, KEYS[2])
     assert await other.has(second, *KEYS[:3]) == [True] * 3
 
@@ -397,7 +397,7 @@ async def test_a_file_put_there_by_hand_is_counted_when_it_is_used(bench, use):
 
 
 async def test_who_joins_asks_first_those_who_have_a_reservation(bench, monkeypatch):
-    """A joining process first checks leases with a reservation, not leases of killed processes."""
+    """A joining process checks leases with a reservation first, because they are probably held."""
     await bench.open()
     leases = bench.root / ".shared" / "leases"
     (living,) = os.listdir(leases)

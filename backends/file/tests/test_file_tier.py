@@ -295,7 +295,7 @@ async def test_where_inodes_run_out_old_chunks_make_room(small):
 
 async def test_a_new_namespace_opens_where_no_room_can_be_made(crowded):
     tier = await crowded.open(min_free="1MiB")
-    with suppress(TierCapacityError):  # raised if even the directories find no room
+    with suppress(TierCapacityError):  # raised if there is no room even for directories
         (verdict,) = await crowded.put(tier, KEYS[5])
         assert type(verdict) is TierCapacityError
     assert not (crowded.directory / "manifest.json").exists()

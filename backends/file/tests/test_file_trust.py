@@ -62,7 +62,7 @@ async def test_a_planted_copy_is_refused(bench, part, monkeypatch, how, below, i
                 await call([KEYS[0]])
         except TierError as error:
             verdict = error
-        # A bad shard affects few chunks, so the chunk fails, not the whole tier.
+        # A bad shard affects few chunks, so a load or a lookup reports a fault of the chunk only.
         is_own_fault = below.endswith("shard") and call in (tier.load, tier.lookup)
         assert isinstance(verdict, ChunkError if is_own_fault else TierAuthError)
         assert str(place) in str(verdict)

@@ -50,7 +50,7 @@ class Dispatcher:
         try:
             await self._run(exchanges)
         except asyncio.CancelledError:
-            # Search for the servers, because the caller may have given up on a hanging server.
+            # The caller may have given up on a hanging server, so search for the servers again.
             self.route.suspect()
             raise
         outcomes = [exchange.outcome for exchange in exchanges]
@@ -126,7 +126,7 @@ class Dispatcher:
     async def _take_turns(
         self, pool: ConnectionPool[Connection], queue: deque[Exchange], turn: int
     ) -> TierError | None:
-        """Send requests from a shared queue until the queue is empty; return the first error."""
+        """Send a shared queue's requests until it is empty; return an error if connecting fails."""
         # Stop at an error, so that an unreachable server is not tried again for each chunk.
         try:
             while queue:

@@ -144,7 +144,7 @@ async def _receive_reply(connection: Connection) -> Reply:
 async def _receive_value(connection: Connection, exchange: Exchange) -> Reply:
     """Receive a reply, and store its value in the buffers of the request."""
     # If the line with the value's length is as long as guessed, one system call receives the line
-    # and the value in place. Any other reply overwrites the buffers, which a failed load may do.
+    # and the value in place. An error reply may get into the buffers: a failed load may fill them.
     line = memoryview(bytearray(len(b"$%d\r\n" % exchange.guess_bytes)))
     rooms = [line, *exchange.target, memoryview(bytearray(len(_END)))]
     room_bytes = sum(map(len, rooms))

@@ -66,7 +66,7 @@ def test_lines_come_one_behind_the_other(lines, pieces):
 def test_a_value_that_is_too_long_ends_the_connection(length, pieces):
     outcomes, is_usable = replies(b"$%d\r\n%b" % (length, VALUE * 3), pieces, slots=1)
     assert outcomes == [Reply(Kind.VALUE, str(length))]
-    # The connection must close, because the next reply would begin with the rest of the value.
+    # The connection must close. Otherwise the rest of the value would be read as the next reply.
     assert not is_usable
 
 

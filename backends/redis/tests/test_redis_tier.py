@@ -89,8 +89,8 @@ async def test_no_touch_makes_a_chunk_outlive_its_maximum_age(bench, server):
     await bench.put(storing, *KEYS[:2])
     names, marks = map(bench.name, KEYS[:2]), [bench.young(key) for key in KEYS[:2]]
     first, second = names
-    # A mark expires after 100 minutes (6000 s). Later uses do not extend the chunk's expiry, so the
-    # chunk expires within two hours.
+    # A mark expires after 100 minutes (6000 s). Without a mark, a use no longer extends the chunk's
+    # expiry (20 minutes), so the chunk expires within two hours.
     assert [life_s(server, mark) for mark in marks] == [6000, 6000]
     assert life_s(server, first) == 1200
     server.ask("DEL", marks[1])

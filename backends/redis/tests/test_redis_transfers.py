@@ -88,7 +88,7 @@ async def test_a_connection_is_made_when_the_server_has_replied():
 
 async def test_a_server_that_replies_before_it_has_the_whole_request():
     with open_peer() as peer:
-        # The sockets' buffers cannot hold the request, so the reply comes before all of it is sent.
+        # The sockets' buffers cannot hold the request, so the reply comes while the client sends.
         calling = asyncio.ensure_future(call(peer.connection, b"SET", bytes(32 * 2**20)))
         await settle()
         await peer.send(b"-ERR too long\r\n")

@@ -272,7 +272,7 @@ class Faults:
 
     @contextmanager
     def bringing_credentials(self) -> Iterator[None]:
-        """Translate credential errors to TierAuthError, and others as in :meth:`translated`."""
+        """Act like :meth:`translated`, and turn errors of credential sources into TierAuthError."""
         with self.translated():
             try:
                 yield

@@ -41,7 +41,7 @@ async def test_an_emptied_bucket_gets_the_manifest_with_the_next_chunks(bench, m
     written = await bench.stored(name)
     async with bench.client() as client:
         await client.delete_object(Bucket="kv", Key=name)
-    # Store a single chunk, because rclone may lose an object that two requests write at once.
+    # Store one chunk, because several could write the manifest at once, and rclone may lose it.
     assert await bench.put(tier, KEYS[1]) == [None]
     assert await bench.stored(name) == written
 

@@ -44,7 +44,7 @@ class PoolTier:
     def move_tensors(
         self, operation: Operation, hashes: Sequence[str], tensors: Sequence[torch.Tensor]
     ) -> list[bool]:
-        """Move flat pages; return true for each moved page. Only a staged pool can move them."""
+        """Move flat pages if the pool is staged; return true for each moved page."""
         if not isinstance(self._pages, StagedPages):
             return [False] * len(hashes)
         return self._pages.move_tensors(operation, tensors, partial(self._move, operation, hashes))

@@ -29,7 +29,7 @@ class _Request:
 
 
 class KVTierCachePolicy(CachePolicy):  # type: ignore[misc]
-    """The policy that is named ``returns``, for vLLM's option ``eviction_policy``.
+    """The eviction policy ``returns``, adapted to vLLM's option ``eviction_policy``.
 
     vLLM gives a policy no hints, and does not tell it why answers end.
     """

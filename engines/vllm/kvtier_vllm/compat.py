@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The vLLM releases that this package was tested with.
 TRIED = ("0.32", "0.33")
 
-#: True if vLLM reports when all copies from before a reset have ended (since 0.33).
+#: True if vLLM reports the end of all copies that began before a reset (since 0.33).
 ANNOUNCES_END_OF_RESET = hasattr(OffloadingManager, "on_reset_flushed")
 
 _HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")

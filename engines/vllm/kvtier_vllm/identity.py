@@ -99,8 +99,8 @@ def _parallelism(config: OffloadingConfig) -> object:
     parallel = config.parallel
     if config.replicated_layout:
         return "independent: replicated_layout"
-    # vLLM sets this flag even without canonical_layout, although the bytes then depend on the
-    # number of workers: each worker's part contains some heads of every layer.
+    # vLLM sets is_parallelism_agnostic even without canonical_layout, although the bytes then
+    # depend on the number of workers: each worker's part contains some heads of every layer.
     if config.canonical_layout and parallel.is_parallelism_agnostic:
         return "independent: canonical_layout"
     return {

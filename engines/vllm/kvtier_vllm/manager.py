@@ -148,7 +148,7 @@ class KVTierOffloadingManager(OffloadingManager):  # type: ignore[misc]
         try:
             self._manager.on_new_request(request, tiers)
         except KVTierError:
-            # Make the id unique, because unfinished copies for an ended request may use the id.
+            # Make the id unique, because an ended request with unfinished copies may have this id.
             request = request_context(req_context, f"{req_context.req_id}#{id(req_context)}")
             self._manager.on_new_request(request, tiers)
         req_context.set_state(_Request(request))

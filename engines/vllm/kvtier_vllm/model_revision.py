@@ -27,7 +27,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 
 def model_facts(model: str, hub_cache: Path, revision: str | None = None) -> dict[str, str | None]:
-    """Return facts that identify a model; its path only if its revision or files are unknown."""
+    """Return facts that identify a model, with its path only if revision or files are unknown."""
     path = Path(model)
     if not path.exists():
         return _facts(model, revision or _commit(model, hub_cache))

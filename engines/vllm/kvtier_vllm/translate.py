@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def engine_place(
     place: type[SecondaryTierManager] | OffloadingEvent,
 ) -> tuple[EngineMedium, EngineLocality]:
-    """Return vLLM's medium and locality of a tier or an event."""
+    """Return the medium and the locality of a tier or an event, as vLLM's types."""
     return EngineMedium(place.medium.value), EngineLocality(place.locality.value)
 
 

@@ -173,7 +173,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The options, and in ``checks`` their forecast and actual flows in the trace's second half."""
+    """The options; ``checks`` has their forecast and actual flows in the trace's second half."""
 
     policy: str
     options: Sequence[Option]

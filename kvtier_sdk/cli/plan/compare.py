@@ -16,7 +16,7 @@ from kvtier_sdk.options.units import format_bytes
 
 TITLES = ("tier", "forecast", "hits", "points", "forecast/day", "written/day", "bytes")
 
-# The largest deviations at which a plan holds: points of a hit rate, share of forecast bytes.
+# A plan holds up to these deviations: points of a hit rate, and a share of the forecast bytes.
 _MOST_POINTS_OFF, _MOST_BYTES_OFF = 1.0, 0.1
 # The request counts may differ by this share: some requests end after the trace was read.
 _MOST_REQUESTS_OFF = 0.01
@@ -57,7 +57,7 @@ class Comparison(NamedTuple):
     lost: Mapping[str, float]
 
     def furthest(self) -> tuple[float, str]:
-        """Return the largest deviation, divided by the tolerance, and the deviation in words."""
+        """Return the largest ratio of a deviation to its tolerance, and this deviation in words."""
         off = {}
         for of in self.rows:
             off[f"hits of {of.name}, {of.points:+.1f} points"] = of.points / _MOST_POINTS_OFF

@@ -118,7 +118,7 @@ class Option(NamedTuple):
     first_token_s: float
     written_bytes: float
     life_years: float | None
-    requests: float | None  # billed by the store: stores, loads, and lookups of absent chunks
+    requests: float | None  # billed requests: stores, loads, and lookups of absent chunks
     storing: float
     computing: float
 

@@ -129,7 +129,7 @@ def play(
         yield by_key
         for key in takewhile(by_key.__contains__, request.keys):
             by_key[key].hit_step = primary.step
-        # After its first miss, a request computes and offers every chunk, even a present chunk.
+        # A request computes and offers all chunks from its first miss on, even present chunks.
         used = [key for key in dict.fromkeys(request.keys) if key in by_key]
         new = [key for key in dict.fromkeys(request.keys) if key not in by_key]
         taken, _ = primary.take(len(new))

@@ -27,8 +27,8 @@ from kvtier_sdk.types import OffloadKey
 
 #: Size of the pool. SRC fills one half while the other half is written to DST.
 _POOL_BYTES = 32 * 2**20
-#: The SDK's facts that can differ between tiers or releases. The fact ``compress`` is kept, so that
-#: only engines that accept rounded chunks find the copies.
+#: The SDK's facts that DST sets anew, because they depend on the tier or the release. The fact
+#: ``compress`` is copied, so that only engines that accept rounded chunks find the copies.
 _ADDED = ("frame_version", "codec")
 
 
@@ -171,7 +171,7 @@ def _copy(
             stored += loaded
             step(len(part))
             read_bytes += sum(sizes[key] for key in missing)
-            # Use the larger total, because the rate applies to both tiers, and lengths can differ.
+            # Use the larger total, because the rate limits each tier, and lengths can differ.
             moved_bytes = max(read_bytes, dst.client.stats.stored_object_bytes)
             pace.wait(moved_bytes - paced_bytes)
             paced_bytes = moved_bytes

@@ -147,7 +147,7 @@ def _meant(selection: Selection, held: Sequence[Contents]) -> Namespace:
     """Return the selected namespace; raise :class:`ConfigError` unless there is exactly one."""
     if selection.given is not None:
         return selection.given
-    # Skip empty namespaces if no digits are given. They would make the choice ambiguous.
+    # If no digits are given, skip empty namespaces, which would make the choice ambiguous.
     offered = [one.namespace for one in held if one.chunks or selection.digits]
     digits = selection.digits
     found = {one.fingerprint: one for one in offered if one.fingerprint.startswith(digits)}

@@ -31,7 +31,7 @@ _EXAMINED_BYTES = 64 * 2**20
 _UNKNOWN_BYTES = 4096
 #: The maximum chunk length accepted from a manifest. This maximum limits the allocated memory.
 _MOST_CHUNK_BYTES = 2**30
-#: The minimum number of retries, because a failure ends the command. 7 retries take 2.5 s.
+#: Retry at least this often, because a failure ends the command. 7 retries take 2.5 s.
 _RETRIES = 7
 #: The verdicts that concern one chunk. All other verdicts concern the whole tier.
 _OF_A_CHUNK = (

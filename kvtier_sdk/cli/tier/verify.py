@@ -90,7 +90,7 @@ class _Verified:
     spec: TierSpec
     namespace: Namespace
     verdicts: Counter[Verdict] = field(default_factory=Counter)
-    # Totals of the intact chunks: compressed chunks, stored bytes, and bytes when loaded.
+    # Totals of the intact chunks: how many are compressed, bytes in the tier, bytes after a load.
     compressed: int = 0
     stored_bytes: int = 0
     plain_bytes: int = 0

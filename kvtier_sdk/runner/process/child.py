@@ -152,7 +152,7 @@ class Child:
             clock=self._clock,
             report=self._take_report,
             announce=lambda event: self._send(message(Kind.INVENTORY, write_event(event))),
-            # Ask the engine to kill this process, because its end frees the slots of hanging calls.
+            # Ask the engine to kill this process, because this frees the slots of hanging calls.
             give_up=lambda: self._send(message(Kind.HUNG)),
         )
 
@@ -239,7 +239,7 @@ class _LogSender(logging.Handler):
 
 def _watch_parent(control: socket.socket) -> None:
     """End this process when the engine ends, even if the loop is stuck."""
-    # Watch the engine's pidfd too, because a forked copy may keep the engine's socket open.
+    # Watch the engine's pidfd too, because a fork of the engine may keep the socket open.
     watched = select.poll()
     watched.register(control, 0)
     with contextlib.suppress(OSError):
@@ -253,7 +253,7 @@ def _watch_parent(control: socket.socket) -> None:
 
 
 def _open_standard_streams() -> None:
-    # Replace closed streams. Otherwise a socket may get a stream's number and what libraries print.
+    # Replace closed streams. A socket that got a stream's number would get the libraries' output.
     while (taken := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(taken)

@@ -43,7 +43,7 @@ from kvtier_sdk.runner.process.messages import (
     write_job,
 )
 
-#: Pauses before restarts double up to the maximum, and start over if a process lived that long.
+#: Pauses before restarts double up to _MAX_PAUSE_S. A process that lived that long resets them.
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
 #: A process without an answer within ``open_deadline`` plus this time is killed as stuck.

@@ -51,7 +51,7 @@ class TierMachine(RuleBasedStateMachine):
         self._subject = type(self).make_subject()
         self._loop = self._subject.clock.new_event_loop()
         self._keys = self._subject.new_keys(_KEYS)
-        self._may_hold: list[set[int]] = [set() for _ in self._keys]  # versions since a delete
+        self._may_hold: list[set[int]] = [set() for _ in self._keys]  # versions a load may return
         self._versions = 0
         self._cancelled: set[int] = set()  # versions whose store may still end after a deletion
         self._run(self._open())

@@ -319,7 +319,7 @@ class Probe:
         return [answers[index] for index in range(len(keys))]
 
     def _calls(self, keys: Sequence[OffloadKey]) -> list[Sequence[int]]:
-        """Split ``keys`` as the SDK does, into batches of positions; at least one batch."""
+        """Split ``keys`` like the SDK, into batches of positions; no keys make one empty batch."""
         return batches_of(keys, self.tier.max_batch_keys or sys.maxsize) or [()]
 
 
@@ -349,7 +349,7 @@ def pieces_of(content: bytes) -> list[bytes]:
 async def start_and_cancel(
     probe: Probe, operation: str, lent: LentBuffers, turns: int = 1, delay_s: float = 0.0
 ) -> bool:
-    """Cancel a call after ``turns`` cycles of the loop and ``delay_s``; return true if it ended."""
+    """Cancel a call after ``turns`` loop cycles and ``delay_s``; return true if it then ends."""
     call = getattr(probe.tier, operation)([lent.transfer])
     task = probe.start(call, f"{operation} to be cancelled")
     for _ in range(turns):

@@ -150,7 +150,7 @@ def run_check(check: Check, subject: TierSubject) -> None:
 
 @contextmanager
 def judged(name: str, rule: str, says: str) -> Iterator[None]:
-    """Turn a check's error into a :class:`ConformanceError`; ignore NoRoom, raise CheckSkipped."""
+    """Turn a check's errors into :class:`ConformanceError`; ignore NoRoom, reraise CheckSkipped."""
     try:
         yield
     except Breach as breach:

@@ -143,8 +143,8 @@ class Engine:
         for key in keys:
             result = self._call(self._manager.lookup, key, context)
             if result is LookupResult.RETRY:
-                # Count a wait from the second step's end: the tier may get the query only then.
-                # Count it to this step's beginning, because the manager reads its clock after that.
+                # A wait begins when its second step ends: the tier may get the query only then.
+                # It ends when this step begins, because the manager reads its clock after that.
                 ends_s = pending.setdefault(key, [])
                 until_s = self._step_began_s - self._lookup_deadline_s
                 self._outcome.late_retries += len(ends_s) > 1 and ends_s[1] < until_s

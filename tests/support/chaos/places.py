@@ -37,7 +37,7 @@ _TMPFS_BYTES = 64 * 2**20
 # Enough inodes for the directories of a namespace and for a few hundred chunks.
 _TMPFS_INODES = 700
 _NOBODY = 65534
-# If the second model has more chunks than this, its whole first request has been stored.
+# If a store has more chunks of the second model than this, it has the whole first request.
 _REQUEST_CHUNKS = 40
 _DISK_BYTES = 256 * 2**20
 _LINK_BYTES_PER_S = 1e6

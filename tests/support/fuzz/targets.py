@@ -139,7 +139,7 @@ def s3_reader(data: bytes) -> None:
 
 
 def _pieces(data: bytes) -> list[int]:
-    """Return the lengths of the pieces to send: all are the value of ``data``'s first byte."""
+    """Return the lengths of the pieces to send: each is the value of ``data``'s first byte."""
     return [data[0]] * (len(data) // data[0]) if data and data[0] else []
 
 
@@ -176,7 +176,7 @@ def file_header(data: bytes) -> None:
 
 
 def ledger(data: bytes) -> None:
-    """A ledger is read to its end or refused, whatever length its header states."""
+    """A ledger is read to its end or refused, whatever length the shared header states."""
     told_bytes = int.from_bytes(data[:8].ljust(8, b"\0"), "little")
     records = data[8:]
     for ledger_bytes in (told_bytes, len(records)):

@@ -34,7 +34,7 @@ class LeaseRecord:
         self._inside = world.inside
         self._clock = world.clock
         self._breach = world.breach
-        # Leased chunks that were not readable yet. Their store or load may still fail.
+        # Leased chunks that are not readable yet. Their store or load may still fail.
         self._unborn: set[OffloadKey] = set()
         # For each chunk that an operator's purge may remove, the step in which the purge begins.
         self.purged: dict[OffloadKey, int] = {}

@@ -295,7 +295,7 @@ class LosesConcurrentStores(BrokenTier, fails="check_concurrent_stores_leave_one
         except BaseException:
             objects.pop(temporary, None)
             raise
-        # The later of two stores finds no temporary object, and removes the chunk's final object.
+        # The store that ends last finds no temporary object, and removes the chunk's final object.
         if temporary in objects:
             stored = objects.pop(temporary)
             self.put(transfer.key, stored)

@@ -60,7 +60,7 @@ def test_without_a_tier_nothing_is_stored() -> None:
 
 
 def returning(after_s: int, until_s: int) -> Traffic:
-    """Return traffic that requests a new chunk each second, and repeats it ``after_s`` later."""
+    """Return traffic that requests a new chunk each second, and again ``after_s`` seconds later."""
     numbers = [(at_s, number) for at_s in range(until_s) for number in (at_s, at_s - after_s)]
     return Traffic(
         [

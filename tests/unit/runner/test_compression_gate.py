@@ -91,7 +91,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def batch_of(count: float) -> list[Transfer]:
-    """Return ``count`` chunks. If ``count`` has a fraction, the last chunk is compressed."""
+    """Return ``count`` chunks. With a fraction, the last is short, like a compressed chunk."""
     payload = memoryview(bytearray(round(count * CHUNK_BYTES)))
     starts = range(0, len(payload), CHUNK_BYTES)
     parts = [payload[start : start + CHUNK_BYTES] for start in starts]

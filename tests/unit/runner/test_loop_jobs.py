@@ -104,8 +104,8 @@ def test_hanging_deletes_are_bounded(make: Make, monkeypatch: pytest.MonkeyPatch
     loads = [rig.job(LOAD, names=job.keys) for job in stored]
     rig.submit(*loads)
     rig.run_for(1.0)
-    # The first two calls end before their chunks are verified and deleted, so two more loads
-    # begin. The others wait for the hanging deletes.
+    # The first two calls end before their damaged chunks are deleted, so two more loads begin. The
+    # others wait for the hanging deletes.
     assert [operation for operation, _ in rig.tier.calls].count("load") == 4
 
 

@@ -33,7 +33,7 @@ class Rig:
         self.options = RunnerOptions(admission="auto" if enabled else "off")
         self.admission = Admission(self.stats, TierLog("t", VirtualClock()), self.options)
         self.capacity = capacity
-        # Any number will do, because the rig counts chunks; ``None`` would mean no report yet.
+        # The rig evicts by chunk count, so any number will do. ``None`` would mean no report yet.
         self.stats.used_bytes = 0
         self.cache: OrderedDict[OffloadKey, None] = OrderedDict()
         self.hits = self.writes = self.unread = 0

@@ -174,7 +174,7 @@ def test_an_interrupted_close_leaves_no_tier_open(monkeypatch: pytest.MonkeyPatc
 def test_the_policy_hears_last_that_a_request_has_ended(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk may arrive and a use may be recorded after the request has ended."""
+    """After a late arrival or use of the request's chunks, the policy hears of the end again."""
     told: list[tuple[str, str]] = []
     insert, access = LRUPolicy.on_insert, LRUPolicy.on_access
 

@@ -45,7 +45,7 @@ def test_a_tier_that_is_put_back_serves_what_it_has_and_gets_what_it_missed(make
     drain(engine, drained=False)
     assert engine.settle(A, KEYS[0]) == ["HIT"]
     engine.load(A, KEYS[0])
-    # The drained tier lacks this chunk. A request that uses the chunk offers it again.
+    # The tier was drained when this chunk came. A request that uses the chunk offers it again.
     assert engine.settle(A, KEYS[1]) == ["HIT"]
     engine.load(A, KEYS[1])
     engine.steps(0.1)

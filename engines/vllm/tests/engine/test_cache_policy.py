@@ -70,7 +70,7 @@ def serve(
         manager.complete_load(set(keys[:found]), context)
     end_step(manager)
     output = manager.prepare_store(keys[found:], context)
-    # If ``late``, end the request before its last copies, as vLLM sometimes does.
+    # If ``late``, end the request before its last copies end, as vLLM sometimes does.
     if late:
         manager.on_request_finished(context)
         end_step(manager)

@@ -48,7 +48,7 @@ def test_the_eviction_policy_alone(start_engine: Any, plain: Any) -> None:
         "cache_policy_module_path": "kvtier_vllm",
     }
     with start_engine(offloading) as engine:
-        # Each round evicts chunks, because the host memory is smaller than the prompts.
+        # Each round evicts chunks, because the host memory cannot hold all prompts' chunks.
         for _ in range(2):
             for prompt in PROMPTS:
                 assert same(engine.generate(prompts=[prompt]), plain.outputs([prompt]))

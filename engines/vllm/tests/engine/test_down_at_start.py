@@ -19,7 +19,7 @@ PROMPTS = [make_prompt(seed, chunks) for seed, chunks in enumerate(CHUNKS)]
 FULL = [chunks * BLOCK_TOKENS for chunks in CHUNKS]
 
 
-#: ``sha256_cbor`` is not vLLM's default, so the first request reopens the tiers.
+#: Tiers first open for vLLM's default, ``sha256``. A request reopens them for ``sha256_cbor``.
 CASES = [
     pytest.param((way, kind, algorithm), id=f"{way.name}-{kind.name}-{algorithm}")
     for way in (OUR_TIERS, OUR_MANAGER)

@@ -47,7 +47,7 @@ class Node:
         self._router.catch_up()
 
     def told(self, medium: str, locality: str) -> int:
-        """Return the number of chunks of ``PROMPT`` that events report in this place."""
+        """Return how many chunks of ``PROMPT`` have this medium and locality in the events."""
         blocks = [
             self._tokens[at : at + BLOCK_TOKENS]
             for at in range(0, CHUNKS * BLOCK_TOKENS, BLOCK_TOKENS)

@@ -207,7 +207,7 @@ def test_chunks_without_certification_are_never_shared(
 
 
 def test_vllms_flag_does_not_hold_for_its_direct_layout(tmp_path: Path, models: Path) -> None:
-    """The chunks differ although the flag is set, so the namespace must include the parallelism."""
+    """Direct chunks differ although vLLM's flag is set, so the namespace needs the parallelism."""
     whole = made_up_kv("llama")
     payloads = {}
     for canonical in (False, True):

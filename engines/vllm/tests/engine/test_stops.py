@@ -30,7 +30,7 @@ def connector(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Connector]]:
     own = type("OffloadingConnectorScheduler", (Connector,), dict(vars(Connector)))
     vars(module)["OffloadingConnectorScheduler"] = own
     monkeypatch.setitem(sys.modules, MODULE, module)
-    # ``from package import module`` first looks for an attribute of the package.
+    # Set the package's attribute too: ``from package import module`` looks for it first.
     monkeypatch.setattr(MODULE, module, raising=False)
     compat._warn_once.cache_clear()
     yield own

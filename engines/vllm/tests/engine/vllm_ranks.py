@@ -249,7 +249,7 @@ def _vllm_config(folder: Path, tp: int, pp: int) -> VllmConfig:
             distributed_executor_backend="mp" if tp * pp > 1 else None,
         ),
         cache_config=CacheConfig(block_size=BLOCK_TOKENS),
-        # Name the device, because an unpacked release cannot detect it.
+        # vLLM detects its device from installed metadata, which an unpacked release lacks.
         device_config=DeviceConfig(device="cpu"),
     )
 

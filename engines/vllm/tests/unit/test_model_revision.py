@@ -71,7 +71,7 @@ def test_weights_of_other_kinds_tell_a_model(tmp_path: Path, name: str) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / name).write_bytes(weights)
-        # vLLM serves a GGUF file by its own path.
+        # For a GGUF model, vLLM gets the path of the file, not of its directory.
         revisions.add(digest_of(folder / name if name == "a.gguf" else folder))
     assert len(revisions) == 2
 
