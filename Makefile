@@ -254,10 +254,12 @@ test-image: dist
 		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends buildah crun debootstrap; }
 	$(BIN)/python tests/image.py
 
+# The Pythons are tested side by side, because the tests only wait for a third of their time.
 test-pythons: setup dist
-	@for python in $(PYTHONS); do \
-		[ "$$($$python -V)" = "$$($(BIN)/python -V)" ] || \
-		$(BIN)/python tests/wheels.py --python $$python $(SIDE_BY_SIDE) || exit 1; done
+	@pids=; for python in $(PYTHONS); do \
+		[ "$$($$python -V)" = "$$($(BIN)/python -V)" ] && continue; \
+		$(BIN)/python tests/wheels.py --python $$python $(SIDE_BY_SIDE) & pids="$$pids $$!"; \
+	done; failed=; for pid in $$pids; do wait $$pid || failed=1; done; [ -z "$$failed" ]
 
 check: setup
 	$(BIN)/ruff check .
@@ -311,20 +313,23 @@ gpu-bundle: setup
 
 # An engine computes with one thread, so there is one for each core.
 ENGINES := -n $(shell nproc) --maxprocesses 4 --dist worksteal
-VLLM_TESTS := $(VLLM_VENV)/bin/python -P -m pytest engines/vllm/tests/engine
+VLLM_TESTS := engines/vllm/tests/engine
+# This test keeps every core busy, so it runs alone, after the others.
+VLLM_BUSY := $(VLLM_TESTS)/test_busy_machine.py
+VLLM_PYTEST := $(VLLM_VENV)/bin/python -P -m pytest
 
 setup-vllm: $(CODER)
 	$(PYTHON) scripts/vllm_environment.py $(VLLM_VENV)
 
 test-vllm: setup-vllm redis-server memcached mooncake
-	$(VLLM_TESTS) $(ENGINES) -m "not alone"
-	$(VLLM_TESTS) -m alone
+	$(VLLM_PYTEST) $(VLLM_TESTS) $(ENGINES) --ignore $(VLLM_BUSY)
+	$(VLLM_PYTEST) $(VLLM_BUSY)
 
 # -P: the wheel's core, not the checkout's.
 test-vllm-compiled: setup-vllm compiled redis-server memcached mooncake
 	PYTHONPATH=build/compiled $(VLLM_VENV)/bin/python -P -m kvtier_sdk.cli --version
-	PYTHONPATH=build/compiled $(VLLM_TESTS) $(ENGINES) -m "not alone"
-	PYTHONPATH=build/compiled $(VLLM_TESTS) -m alone
+	PYTHONPATH=build/compiled $(VLLM_PYTEST) $(VLLM_TESTS) $(ENGINES) --ignore $(VLLM_BUSY)
+	PYTHONPATH=build/compiled $(VLLM_PYTEST) $(VLLM_BUSY)
 
 setup-lmcache: $(CODER)
 	$(PYTHON) scripts/lmcache_environment.py $(LMCACHE_VENV)

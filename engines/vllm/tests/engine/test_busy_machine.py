@@ -14,6 +14,13 @@ PROMPTS = [make_prompt(seed, CHUNKS) for seed in range(20, 24)]
 MODEL = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
 
 
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    interpreter = Interpreter(tmp_path_factory.mktemp("interpreter"))
+    yield interpreter
+    interpreter.close()
+
+
 @pytest.fixture
 def busy_cores() -> Iterator[None]:
     programs = [
@@ -26,11 +33,11 @@ def busy_cores() -> Iterator[None]:
         program.wait()
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("busy_cores")
-def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Path) -> None:
+def test_the_second_engines_prompts_are_whole(
+    interpreter: Interpreter, offloading_way: Way, tmp_path: Path
+) -> None:
     model = make_model(tmp_path / "model", **MODEL)
-    interpreter = Interpreter(tmp_path / "interpreter")
     # Make the pool hold all prompts. In a smaller pool, a slow disk causes dropped stores.
     offloading = offloading_way.offloading(
         f"file://{tmp_path}/kv", host_bytes=256 * 2**20, patient=False
@@ -44,5 +51,4 @@ def test_the_second_engines_prompts_are_whole(offloading_way: Way, tmp_path: Pat
                 outputs += engine.generate(prompts=[prompt])
             engine.settle()
             cached.append([output["cached"] for output in outputs])
-    interpreter.close()
     assert cached == [[0] * len(PROMPTS), [CHUNKS * BLOCK_TOKENS] * len(PROMPTS)]

@@ -108,10 +108,7 @@ def serving_model(
         f"{sys.executable} -m vllm.entrypoints.cli.main serve {folder / 'model'} {OPTIONS} "
         f'--port {port} --kv-transfer-config "$(cat {config})" {options}'
     )
-    # Fork the engine, because importing vLLM's modules again takes 20 s of CPU time. The quick
-    # start's test uses vLLM's default instead.
-    forks = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
-    variables = {**VARIABLES, **forks, "PYTHONPATH": path.rstrip(os.pathsep), **variables}
+    variables = {**VARIABLES, "PYTHONPATH": path.rstrip(os.pathsep), **variables}
     with serving(command, {**os.environ, **variables}, folder, port) as engine:
         yield engine
 
