@@ -93,7 +93,7 @@ def gain(own: Series | None, peer: Series | None) -> str | None:
 
 
 def in_turns(ways: Iterable[_Way], number: int) -> list[_Way]:
-    """Return a round's order: each round begins with another way, and the rest is in random order.
+    """Return a round's order: the ways take turns to be first, and the rest is in random order.
 
     A way's speed depends on what the previous way left in memory, so the previous way must vary.
     """

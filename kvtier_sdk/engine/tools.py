@@ -14,7 +14,7 @@ class EngineTools(ABC):
     """An engine's configuration, keys and commands, for the ``kvtier`` command.
 
     An engine's package declares a subclass as an entry point of the group ``kvtier.engines``. The
-    entry point's name equals the fact ``engine`` in the engine's namespaces. The constructor takes
+    entry point's name is the first word of the namespaces' fact ``engine``. The constructor takes
     no arguments. The module must not import the engine, because the command also runs without it.
 
     Attributes:

@@ -79,7 +79,7 @@ class EventHistory(logging.Handler):
         logging.getLogger("kvtier").addHandler(self)
 
     def attend(self, manager: TieringManager) -> None:
-        """Follow ``manager``, and give it the last known speed of its model."""
+        """Record ``manager``'s losses, and restore its model's recorded speed."""
         manager.savings.rate.chunk_s = self._speeds.get(manager.savings.model)
         self._seen, self._manager = Counter(), manager
         tiers = ", ".join(stats.name for stats in manager.stats)

@@ -420,7 +420,7 @@ class _Kind:
 
 
 class _Rates:
-    """The returns and the waiting time at each age. ``base`` counts the turns of all paces."""
+    """The returns and the waiting time at each age. ``base`` has the sums over all paces."""
 
     def __init__(self, base: _Rates | None = None) -> None:
         self._base = base

@@ -12,7 +12,7 @@ from kvtier_sdk.types import OffloadKey
 
 _PLACES = 2**17  # the most chunks to remember per tier; at 8 bytes each, the table takes 1 MiB
 _NOTHING: array[int] = array("q", bytes(8 * _PLACES))  # shared by all tables without a chunk
-_MOST_LOSSES = 2**15  # in a generation of losses; two generations take at most 10 MiB
+_MOST_LOSSES = 2**15  # losses in one generation; the two take at most 10 MiB
 #: The reason given for a loss that the record lacks. The time given is the record's beginning.
 NO_RECORD: Final = "no_record_since"
 

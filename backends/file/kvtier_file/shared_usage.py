@@ -119,7 +119,7 @@ class SharedUsage:
         self._replica.replace(self._root.scan())
 
     def reserve(self, size_bytes: int) -> None:
-        """Reserve room that the caller has made. A later :meth:`locked` releases the bytes."""
+        """Reserve bytes that have room now. ``locked(releasing_bytes=...)`` releases them later."""
         self._reserved_bytes += size_bytes
         self._enter_reservation()
 

@@ -264,7 +264,7 @@ class ChunkStore:
         placed: Collection[OffloadKey] = ()
         try:
             self._reserve(missing, reserved, verdicts, directory.temporaries)
-            # Take the times after the reservation, because all earlier uses are known only then.
+            # Take the times after the reservation, which has read the uses by other processes.
             chunks = {
                 key: StoredChunk(self._fingerprint, key, missing[key].object_bytes, used_ns)
                 for key, used_ns in zip(reserved, self._clock.take(len(reserved)), strict=True)
@@ -484,7 +484,7 @@ class ChunkStore:
     def _verdict(
         self, key: OffloadKey, verdicts: Verdicts, ability: str, *, at_file: bool = False
     ) -> _Verdict:
-        """Record a ``with`` block's error; if ``at_file``, errors in ``FAULTS`` are ChunkErrors."""
+        """Record a ``with`` block's error; ``at_file`` makes errnos in ``FAULTS`` ChunkErrors."""
         return _Verdict(self._config.root, key, verdicts, ability, FAULTS if at_file else ())
 
     @contextmanager

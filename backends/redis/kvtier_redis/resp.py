@@ -75,7 +75,7 @@ def _bulk(word: bytes) -> bytes:
 
 
 async def call(connection: Connection, *words: bytes) -> Reply:
-    """Run one command whose reply is not a value."""
+    """Run one command that does not read a chunk's value."""
     exchange = Exchange(b"", [command(*words)])
     await run_some(connection, deque([exchange]), 1)
     if isinstance(exchange.outcome, Reply):

@@ -1,4 +1,4 @@
-"""A tier in an SQLite file. Each chunk is a row. Processes of one machine may share the file."""
+"""A tier in an SQLite file. Each chunk is a row. Processes on one machine may share the file."""
 
 import sqlite3
 import threading

@@ -174,7 +174,7 @@ def test_an_interrupted_close_leaves_no_tier_open(monkeypatch: pytest.MonkeyPatc
 def test_the_policy_hears_last_that_a_request_has_ended(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a late arrival or use of the request's chunks, the policy hears of the end again."""
+    """If chunks arrive or are used after their request's end, the policy is told the end again."""
     told: list[tuple[str, str]] = []
     insert, access = LRUPolicy.on_insert, LRUPolicy.on_access
 

@@ -33,7 +33,7 @@ def test_pages_are_read_and_written_in_words_of_16_bytes(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    # Another test can have imported the module with TRITON_INTERPRET set, so load it anew.
+    # Another test may have imported the module with TRITON_INTERPRET set, so load it again.
     module = runpy.run_path(str(KERNEL))
     kernel = module["_copy_pages"]
     types = dict.fromkeys(kernel.arg_names, "i32")

@@ -69,7 +69,7 @@ class Server:
         )
 
     def flood(self) -> None:
-        """Evict all chunks from the device; evict from the pool those that have no hints."""
+        """Evict all chunks from the device, and chunks without hints from the pool."""
         for _ in range(FLOOD):
             self._floods += 1
             self.ask(make_words(-self._floods, CHUNKS * BLOCK_TOKENS + 5), max_tokens=1)
