@@ -41,7 +41,7 @@ _Event: TypeAlias = dict[str, Any]
 
 
 class AnnouncedChunks:
-    """Converts the tiers' events to router events, and keeps the announced chunks.
+    """Converts the tiers' events to router events, and tracks the announced chunks.
 
     A block is announced when its first copy on a medium and locality is stored, and withdrawn when
     the last copy there is gone. So the events work whether or not a router counts copies.

@@ -145,7 +145,7 @@ def _table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def compared(ways: Sequence[Way]) -> list[Way]:
-    """Return the limits and kvtier's peers. The clients are peers only if vLLM is not measured."""
+    """Return the ways to compare with: the limits, and vLLM or, without vLLM, the clients."""
     peer = "vllm" if any(way.role == "vllm" for way in ways) else "client"
     return [way for way in ways if way.role in (peer, "limit")]
 

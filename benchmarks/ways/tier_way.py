@@ -1,4 +1,4 @@
-"""A tier that is called directly, with the calls that a runner makes."""
+"""Calls a tier directly, as a runner does."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class Pace:
         # The bytes that the tier can store in SLOW_S, at the measured speed.
         self.store_bytes = float(call_bytes * options.concurrency)
         self._call_bytes = call_bytes
-        # The numbers of running stores and loads, and the times of their last progress. The lists'
-        # index is ``operation is _LOAD``, because hashing an enumeration's member is slow.
+        # The numbers of running stores and loads, and the times of their last progress. Both are
+        # indexed by ``operation is _LOAD``, because hashing an enum member is slow.
         self._under_way = [0, 0]
         self._progress_s = [-math.inf, -math.inf]
         # The latest time of an answer, or of a load's start while no other load ran.

@@ -43,12 +43,12 @@ class ObstoreTierConfig(TierConfig):
     ``GOOGLE_*``, ``AZURE_*``), the application default credentials, and the machine's identity.
 
     Attributes:
-        service: the service that keeps the bucket: Google Cloud Storage, Azure Blob Storage, or S3.
+        service: the object store: Google Cloud Storage, Azure Blob Storage, or S3.
         bucket: the bucket, or Azure's container, which must exist.
         prefix: prefix of all object names.
         endpoint: URL of another server that speaks the provider's protocol.
         region: the bucket's region, for S3.
-        access_key_id: access key id, for S3; a secret, so that it is reread with the secret key.
+        access_key_id: access key id, for S3; handled as a secret, and reread with the secret key.
         secret_access_key: secret access key, for S3.
         account_name: the storage account, for Azure.
         account_key: the account's key, for Azure.

@@ -76,7 +76,7 @@ class RedisTier(SecondaryTierManager):
         super().__init__(config, context)
         self._names = Names(config.prefix, context.namespace)
         self._manifest = context.namespace.manifest_json().encode()
-        # The length expected of the next value. Each load sets it to the loaded value's length.
+        # The expected length of the next value. Each load sets it to the loaded value's length.
         self._value_bytes = context.object_bytes
         self._opened = AsyncExitStack()
         self._has_warned = False

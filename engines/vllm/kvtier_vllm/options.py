@@ -64,7 +64,7 @@ class SecondaryTierEntry:
 
     @classmethod
     def of_tier(cls, spec: Any, options: Mapping[str, Any]) -> Self:
-        """Find the entry of the tier that vLLM's ``spec`` makes with these ``options``."""
+        """Return kvtier's entry in vLLM's ``spec`` that has these ``options``."""
         # vLLM makes one tier per call, but all entries must be checked together, so read them all.
         entries = spec.extra_config.get(_TIERS, [])
         if not hasattr(spec, "kvtier_entries"):

@@ -153,7 +153,7 @@ def _at_destination(src: TierSpec, namespace: Namespace) -> Namespace:
 def _copy(
     src: MaintainedTier, dst: MaintainedTier, half: int, copied: _Copied, pace: Pace
 ) -> list[OffloadKey]:
-    """Copy chunks through the halves of the pool; return the chunks that stayed in DST."""
+    """Load one half of the pool while storing the other; return the chunks that DST kept."""
     sizes = {entry.key: entry.object_bytes for entry in src.entries()}
     paced_bytes = read_bytes = 0
     stored: list[OffloadKey] = []

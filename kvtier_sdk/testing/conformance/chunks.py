@@ -255,7 +255,7 @@ async def check_namespaces_are_apart(subject: TierSubject) -> None:
 
 
 async def _check_apart(probe: Probe, keys: list[OffloadKey]) -> None:
-    """Require that each chunk is absent until its store, and that all chunks load at the end."""
+    """Require that each chunk is absent until stored, and that all chunks load at the end."""
     kept: list[OffloadKey] = []
     for key in keys:
         found = await probe.get(key)

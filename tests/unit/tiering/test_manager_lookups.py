@@ -49,7 +49,7 @@ def test_a_request_is_served_by_the_tiers_that_may_be_asked_for_it(make: Make) -
     engine.manager.on_new_request(picky, [])
     assert engine.settle(picky, KEYS[0]) == ["MISS"]
     assert engine.tiers[0].calls == []
-    # Every request finds a promoted chunk. Request A may ask both tiers, so it also finds KEYS[0].
+    # Any request finds promoted chunks. Request A may ask both tiers, so it also finds KEYS[0].
     assert engine.settle(picky, KEYS[1]) == ["HIT"]
     assert engine.settle(A, *KEYS[:2]) == ["HIT", "HIT"]
     assert misses(engine) == {"absent": 2}
