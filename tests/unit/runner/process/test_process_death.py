@@ -77,8 +77,9 @@ def test_no_slot_is_free_while_the_process_lives(make_rig: Make) -> None:
 def test_a_concluded_job_is_released_with_its_process(make_rig: Make) -> None:
     rig = make_rig(on_load="cling").open()
     job = rig.job(Operation.LOAD, 0)
-    job.deadline_s = rig.clock.now_s() + 0.05
+    job.deadline_s = rig.clock.now_s() + 1.0
     rig.submit([job])
+    rig.wait_past("hanging")
     assert rig.wait_for(1) == ["timeout"]
     assert not rig.results[0].released
     kill(rig)
