@@ -23,6 +23,8 @@ _START = "kvtier --version | grep compiled && kvtier check 'file:///tmp/kv?min_f
 
 
 def main() -> None:
+    if not list((ROOT / "dist").glob("kvtier_sdk-*-cp*.whl")):
+        sys.exit("dist/ has no compiled wheel: remove dist/SHA256SUMS, and run this again")
     with tempfile.TemporaryDirectory(prefix="kvtier-image-") as folder:
         base, context = Path(folder, "base"), Path(folder, "dist")
 
